@@ -20,7 +20,7 @@ command or script ever names keys of two slots.
     job:{m}:<id>             hash of one job (`charonia.facts.jobs`): state, times, events, result
     jr:{m}:<id>              what a job has answered so far, all but the last, when its model answers more than once:
                              entry `<index + 1>-0`, with the attempt `a` and the response record `r`; gone with the job
-    jr:{m}:<id>:given        when a caller was first given its outcome (`charonia.facts.delivery_notes`)
+    jr:{m}:<id>:given        when a caller was first given its outcome (`charonia.facts.jobs`)
     tk:{m}:<id>              list: what a later attempt of a request of a resumable model is given of its responses so
                              far, by index (`charonia.models.repeatable`); gone when the request is settled
     tk:{m}                   set of the ids that have such a list

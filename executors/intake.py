@@ -15,7 +15,6 @@ from typing import Any
 from charonia import failpoints, keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog, Fields, Reply
 from charonia.facts.events import (
@@ -28,6 +27,7 @@ from charonia.facts.events import (
     StatisticsWanted,
     StatisticsWritten,
     VersionWanted,
+    facts_of,
     pack_fact,
 )
 from charonia.tasks import Tasks, insist

@@ -17,7 +17,7 @@ from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, StartupError
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
@@ -30,6 +30,7 @@ from charonia.facts.events import (
     RepositoryScanned,
     VersionAnnounced,
     VersionLoaded,
+    facts_of,
 )
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.options.settings import ExecutorSettings, LogSettings

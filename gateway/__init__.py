@@ -2,7 +2,7 @@
 
 Rooms and modules import downwards, in this order: `app`; `http2`, `clouds` and `openai`, which put other interfaces
 before the HTTP front; the fronts `http` and `grpc`, and beside them `service`; `reports` and `deferral`; `handler`;
-`lane` and `jobs`; `entrances`; `metrics`; `dataplane`; `access`, `releases` and `open_streams`; and at the bottom
+`lane` and `jobs`; `entrances`; `metrics`; `dataplane`; `access` and `releases`; and at the bottom
 `requests`, `listening`, `regions`, `tls`, `tracing` and `webhooks`, which import no other room. From outside the
 package they import the kernel and `protos`. Begin reading at `handler`, the interface behind every front, then
 `service`.

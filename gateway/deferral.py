@@ -16,7 +16,7 @@ from typing import Any
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, Unsupported
-from charonia.inference import InferenceRequest, InferenceResponse, Parameters
+from charonia.inference import InferenceRequest, InferenceResponse, Parameters, earlier
 from charonia.models.interface import ModelInterface
 from charonia.tasks import Tasks
 from protos.model_config_pb2 import ModelConfig
@@ -24,7 +24,6 @@ from protos.model_config_pb2 import ModelConfig
 from .handler import Handler
 from .requests.delivery import Caller, DeliveryOptions, JobReceipt, JobView
 from .requests.preferences import Wish, read_wish
-from .requests.request_rules import earlier
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, shed
-from charonia.inference import InferenceRequest
+from charonia.inference import InferenceRequest, check_deadline
 from charonia.models.config_errors import InstanceError
 from charonia.models.recording_rules import RecordingRules, recording_rules
 
@@ -23,7 +23,6 @@ from .dataplane import AdmittedRequest
 from .metrics import GatewayMetrics, RequestCounts
 from .releases.version_choice import VersionChoice
 from .requests.delivery import AS_USUAL, DeliveryOptions
-from .requests.request_rules import check_deadline
 from .tracing.trace import Trace, failed
 
 _log = logging.getLogger(__name__)

@@ -49,8 +49,7 @@ from .handler import (
 from .jobs.jobs import Jobs
 from .lane.doors import Awaited, Doors
 from .lane.wave_statistics import WaveStatistics
-from .metrics import GatewayMetrics
-from .open_streams import OpenStreams
+from .metrics import GatewayMetrics, OpenStreams
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
 from .releases.request_recorder import RequestRecorder

@@ -18,8 +18,7 @@ from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailRequest
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
-from charonia.calls.entry_packer import Spawn
-from charonia.calls.reporting import inputs_of, replies_of, reports_to_gateways
+from charonia.calls.entry_packer import Spawn, inputs_of, replies_of, reports_to_gateways
 from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError

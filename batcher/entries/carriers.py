@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from batcher.scheduling.observations import WAVE_BIT, RequestQueued
 from charonia import keys
-from charonia.calls.reporting import replies_of
+from charonia.calls.entry_packer import replies_of
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import START, Entry, OnEntries, Reply, StreamReader, Streams

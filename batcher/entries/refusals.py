@@ -11,7 +11,7 @@ import msgpack
 from batcher.scheduling.decisions import CondemnRequest, RejectRequest
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
-from charonia.calls.reporting import replies_of
+from charonia.calls.entry_packer import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Jobs, Reply, SettlementLog

@@ -15,9 +15,8 @@ from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.facts.events import ProcessJoined, ProcessLeft
+from charonia.facts.events import ProcessJoined, ProcessLeft, facts_of
 from charonia.tasks import Tasks
 
 SWEEP_S = 5.0

@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, Streams
-from charonia.facts.events import Fact
+from charonia.facts.events import Fact, facts_of
 
 from .compaction import superseded
 

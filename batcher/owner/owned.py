@@ -43,7 +43,6 @@ from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog, Fields, Limits, StreamReader
 from charonia.facts.events import (
@@ -61,6 +60,7 @@ from charonia.facts.events import (
     ResponsesBegun,
     ResponsesWanted,
     SlotFreed,
+    facts_of,
 )
 from charonia.models.interface import ModelInterface
 from charonia.models.text_routing import is_routed

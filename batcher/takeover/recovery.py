@@ -19,9 +19,17 @@ from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import START, Entry, EventLog, Jobs, Streams, WaveLog
-from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
+from charonia.facts.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
+    OwnerChanged,
+    ProcessJoined,
+    facts_of,
+    pack_fact,
+)
 from charonia.facts.sequence_states import SequenceAbout
 from charonia.tasks import insist
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave

@@ -1,4 +1,4 @@
-"""Packs admitted requests into records, and records of one queue into shared log entries.
+"""Packs admitted requests into records; and records of one queue, or answers to one endpoint, into shared log entries.
 
 An entry never mixes models, levels or terms. The log takes an entry as a whole or not at all, so an entry that exceeds
 a bound is split.
@@ -12,16 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
-from charonia.eventlog.port import Limits, Work
+from charonia.eventlog.port import Limits, Reply, Work
 from charonia.inference import InferenceRequest
-from charonia.tensors import Buffer
-from charonia.wire import FLAG_TIMED, Lineage, Reference, SequenceMark, pack_request, record_fields
+from charonia.tensors import Buffer, Tensor
+from charonia.wire import (
+    FLAG_TIMED,
+    Lineage,
+    Reference,
+    RequestRecord,
+    SequenceMark,
+    pack_request,
+    pack_response,
+    record_fields,
+    report_response,
+    unpack_response,
+)
 
 from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
@@ -270,3 +282,35 @@ def request_record(
         prompt=request.prompt,
         join=join,
     )
+
+
+def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
+    """(endpoint, record) pairs in their order, one entry per endpoint; pairs without an endpoint are left out."""
+    by_endpoint: dict[str, list[Buffer]] = {}
+    for endpoint, record in answers:
+        if endpoint:
+            by_endpoint.setdefault(endpoint, []).append(record)
+    return [Reply(keys.replies(endpoint), record_fields(records)) for endpoint, records in by_endpoint.items()]
+
+
+def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:
+    """The reports in these answers (none by reference) whose requests are jobs without a waiting caller.
+
+    A report travels with the answer if a caller waits for it; one of a job without a waiting caller goes separately to
+    the gateway that traces it.
+    """
+    reports: list[tuple[str, Buffer]] = []
+    for record, answer in answered:
+        if record.trace is not None and record.trace.context.report_to and not record.endpoint:
+            report = unpack_response(answer).report
+            if report is not None:
+                alone = report_response(pack_response(record.id, report.model, report.version, [], {}), report)
+                reports.append((record.trace.context.report_to, alone))
+    return replies_of(reports)
+
+
+def inputs_of(record: RequestRecord) -> list[Tensor]:
+    """The inputs of a request; none when its tensors lie out of band and were not fetched."""
+    if record.reference is not None and len(record.data) != record.reference.size_bytes:
+        return []
+    return record.inputs()

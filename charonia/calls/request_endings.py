@@ -19,7 +19,7 @@ from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import RequestRecord, pack_failure
 
-from .reporting import replies_of
+from .entry_packer import replies_of
 
 _log = logging.getLogger(__name__)
 

@@ -27,10 +27,9 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import START, Entry, Limits, QueueLog, StreamReader, Streams, Work
-from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
+from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, facts_of, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.tasks import Tasks, periodic
 from charonia.tensors import Buffer

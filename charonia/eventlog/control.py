@@ -15,8 +15,8 @@ from typing import cast
 
 from charonia import keys
 from charonia.catalog.catalog import Catalog
-from charonia.errors import CharoniaError, InvalidRecord
-from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact, unpack_fact
+from charonia.errors import CharoniaError
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, facts_of, pack_fact
 from charonia.tasks import Tasks, periodic
 
 from .neighbours import Neighbours, is_ending
@@ -33,23 +33,6 @@ _KEEPER_FIRST_S = 0.1
 _PAGE = 500
 _POLL_S = 0.02
 """Between two readings of a command that waits for an answer."""
-
-
-def facts_of(entry: Entry) -> list[Fact]:
-    """The facts an entry carries; unreadable ones and those of newer releases are skipped and logged."""
-    found: list[Fact] = []
-    fields = entry.fields
-    for i in range(0, len(fields) - 1, 2):
-        if bytes(fields[i]) != FIELD_FACT:
-            continue
-        try:
-            fact = unpack_fact(fields[i + 1])
-        except InvalidRecord as error:
-            _log.error("skipped an unreadable fact in entry %s: %s", entry.id.decode(errors="replace"), error)
-            continue
-        if fact is not None:
-            found.append(fact)
-    return found
 
 
 class ControlPlane:

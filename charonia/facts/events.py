@@ -9,13 +9,17 @@ Longer than most modules because it is one list: a fact, or a free name for one,
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgpack
 
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
+
+_log = logging.getLogger(__name__)
 
 FIELD_FACT = b"e"
 
@@ -565,3 +569,31 @@ def unpack_fact(data: Buffer | Fact) -> Fact | None:
         return fact
     except Exception as error:
         raise InvalidRecord(f"fact cannot be read: {error}") from None
+
+
+class StreamEntry(Protocol):
+    """What is read of an entry of the log: `charonia.eventlog.port.Entry`."""
+
+    @property
+    def id(self) -> bytes: ...
+
+    @property
+    def fields(self) -> Sequence[Buffer]:
+        """Names and values in turn."""
+
+
+def facts_of(entry: StreamEntry) -> list[Fact]:
+    """The facts an entry carries; unreadable ones and those of newer releases are skipped and logged."""
+    found: list[Fact] = []
+    fields = entry.fields
+    for i in range(0, len(fields) - 1, 2):
+        if bytes(fields[i]) != FIELD_FACT:
+            continue
+        try:
+            fact = unpack_fact(fields[i + 1])
+        except InvalidRecord as error:
+            _log.error("skipped an unreadable fact in entry %s: %s", entry.id.decode(errors="replace"), error)
+            continue
+        if fact is not None:
+            found.append(fact)
+    return found

@@ -6,6 +6,8 @@ never disagrees with what happened. What a caller sees of it is `gateway.jobs.jo
 
 The log counts jobs by line: one priority level and one lane of tenants. What is served before a job follows from how
 batchers serve the lines: all of a smaller level first (S8), the lanes of one level in turns by weight.
+
+A `DeliveryNote` is kept beside a job's record: when a caller was first given its outcome.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import quote, unquote
+
+import msgpack
+
+from charonia.errors import InvalidRecord
 
 _HEX = re.compile(r"[0-9a-f]{32}")
 
@@ -209,3 +215,28 @@ def ahead_of(place: JobPlace, weights: Mapping[int, int]) -> Ahead:
     # calls are served as jobs are, and come and go with the queue: as many of them as there are parts of it before
     calls = max(0, place.requests - place.active)
     return Ahead(higher, place.rank, turns, -(-calls * (jobs + 1) // max(1, place.active)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryNote:
+    """What a gateway notes when it first gives the outcome of a job to a caller: a note in the log (ADR 0070).
+
+    The gateway writes it (`gateway.jobs.job_queries`), the console reads it (`charonia.console.stories`). A call that
+    is no job has none: its settlement is its reply. `at_us` is a Unix time in microseconds, by the clock of `gateway`,
+    an incarnation.
+    """
+
+    at_us: int
+    gateway: str
+
+    def pack(self) -> bytes:
+        return bytes(msgpack.packb([self.at_us, self.gateway]))
+
+    @staticmethod
+    def unpack(data: bytes) -> DeliveryNote:
+        """Raises `InvalidRecord`."""
+        try:
+            at_us, gateway, *_ = msgpack.unpackb(data)
+            return DeliveryNote(int(at_us), str(gateway))
+        except Exception as error:
+            raise InvalidRecord(f"a note of a job's delivery cannot be read: {error}") from None

@@ -1,6 +1,6 @@
 """What a gateway tells of its open streams, requests whose responses are sent one by one: a note in the log. Pure.
 
-The gateway that has them writes it (`gateway.open_streams`), the console reads it (`charonia.console.log_views`).
+The gateway that has them writes it (`gateway.metrics`), the console reads it (`charonia.console.log_views`).
 """
 
 from __future__ import annotations

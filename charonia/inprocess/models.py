@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from charonia import inference as kernel
 from charonia import tensors as kernel_tensors
 from charonia.errors import CharoniaError
+from charonia.inference import check_dimensions, check_parameter_name, check_request_id
 from charonia.models.json_form import to_json
 from gateway.http.codec import control_json
 from gateway.requests.large_tensors import complaint
-from gateway.requests.request_rules import check_dimensions, check_parameter_name, check_request_id
 
 from .dlpack_tensors import DeviceOrMemoryType, Tensor, parse_device
 from .host import Exchange, Host

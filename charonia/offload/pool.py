@@ -31,6 +31,9 @@ OFF_LOOP_BYTES = 64 * 1024
 """What fronts have to parse or write that is larger leaves the event loop. JSON of this size takes up to 10 ms, and
 passing it to a worker 0.5 ms. Each front compares its bodies, messages and answers with it."""
 
+MAX_CONTROL_BYTES = 65_536
+"""Of a control call, which the event loop parses whole; a load request with files is no such call."""
+
 SECOND_WORKER_BYTES = 4 * 1024 * 1024
 """Tasks of this size and more run in the second worker, one behind the other; smaller ones run in the first."""
 

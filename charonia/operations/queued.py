@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from charonia import keys
 from charonia.errors import InvalidRecord, NotFound
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, JobLog, QueueLog, RequestLog
-from charonia.facts.events import ModelRequested, RepositoryScanned, VersionLoaded
+from charonia.facts.events import ModelRequested, RepositoryScanned, VersionLoaded, facts_of
 from charonia.wire import RequestRecord, Wave, work_in
 
 FIRST_PAGE = 50

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from charonia.errors import InvalidRecord
 from charonia.generation.prompt_keys import PromptRoute
-from charonia.inference import Parameters
+from charonia.inference import RECEIPT, Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context, Traced
 
@@ -50,8 +50,6 @@ _ROUTE_SIZE = struct.Struct("<H")
 _SMALL_BYTES = 1024
 """Records of at most this size are copied out of their entry."""
 
-MAX_CLIENT_ID_BYTES = 65535
-
 FLAG_JOB = 1
 """The request is a job: it has its own record in the log, which its settlement ends (`charonia.facts.jobs`)."""
 FLAG_JOURNALLED = 2
@@ -66,8 +64,6 @@ FLAG_TIMED = 32
 """The caller wants the duration of the execution (S56)."""
 FLAG_TRACED = 64
 """The record has a trace context: the request's events are reported (N1)."""
-RECEIPT = "charonia_receipt"
-"""The parameter with which a request asks for its receipt, and that of the answer that holds it (ADR 0055)."""
 FLAG_WINDOW = 128
 """The record has a response window: the reader of the responses asks for more of them (S55)."""
 

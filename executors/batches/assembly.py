@@ -17,7 +17,7 @@ import numpy as np
 
 from charonia.backend import Array
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, translate
 from charonia.tensors import (
     Buffer,
@@ -420,3 +420,20 @@ def _missing_text(interface: ModelInterface, got: list[str], missing: list[str])
     if required == total:
         return f"expected {total} inputs but {tail}"
     return f"expected number of inputs between {required} and {total} but {tail}"
+
+
+def parts_of(run: Sequence[tuple[int, RequestPlan]], waves: Sequence[Wave], position: int) -> list[Buffer]:
+    """The bytes of an input of all waves, in order; one part for each wave with its tensors in the record.
+
+    Plans have inputs sorted by name, waves in the order in which they were sent.
+    """
+    parts: list[Buffer] = []
+    for (_, plan), wave in zip(run, waves, strict=True):
+        name = plan.inputs[position].name
+        for number, place in enumerate(wave.meta.inputs):
+            if place.name == name:
+                parts += wave.parts(number)
+                break
+        else:
+            raise InternalError(f"a wave without input '{name}'")
+    return parts

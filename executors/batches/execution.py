@@ -25,17 +25,10 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import MAX_RECORD_BYTES
-from charonia.inference import Parameters
+from charonia.inference import RECEIPT, Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import (
-    FLAG_REPLY_BY_REFERENCE,
-    RECEIPT,
-    RequestRecord,
-    pack_failure,
-    pack_response,
-    response_template,
-)
+from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, pack_failure, pack_response, response_template
 
 from .answers import Put, pack_answers, request_outputs
 from .assembly import (

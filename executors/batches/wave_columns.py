@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from charonia.backend import ColumnInput, ColumnInstance, ColumnOutput, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
-from charonia.errors import InternalError
-from charonia.tensors import Buffer, check_bytes_elements
-from charonia.wire import RECEIPT, RequestRecord, Wave
+from charonia.inference import RECEIPT
+from charonia.tensors import check_bytes_elements
+from charonia.wire import RequestRecord, Wave
 
-from .assembly import InputPlan, RequestPlan
+from .assembly import InputPlan, RequestPlan, parts_of
 
 Run = Sequence[tuple[int, RequestPlan]]
 """Waves that run together: the index of each in its batch, and the plan of its requests."""
@@ -110,23 +110,6 @@ def _plain(plan: RequestPlan, wave: Wave) -> list[ColumnInput]:
             number += 1
         inputs.append(ColumnInput(planned.name, planned.datatype, planned.shape, wave.columns[number]))
     return inputs
-
-
-def parts_of(run: Run, waves: Sequence[Wave], position: int) -> list[Buffer]:
-    """The bytes of an input of all waves, in order; one part for each wave with its tensors in the record.
-
-    Plans have inputs sorted by name, waves in the order in which they were sent.
-    """
-    parts: list[Buffer] = []
-    for (_, plan), wave in zip(run, waves, strict=True):
-        name = plan.inputs[position].name
-        for number, place in enumerate(wave.meta.inputs):
-            if place.name == name:
-                parts += wave.parts(number)
-                break
-        else:
-            raise InternalError(f"a wave without input '{name}'")
-    return parts
 
 
 def _column_of(position: int, place: InputPlan, run: Run, waves: Sequence[Wave], model: str) -> ColumnInput:

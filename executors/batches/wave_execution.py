@@ -44,12 +44,12 @@ from charonia.wire import (
 )
 
 from .answers import OutputPart, request_outputs
-from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
+from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of, parts_of
 from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, too_large
 from .encoded_strings import takes_encoded
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
-from .wave_columns import ColumnCall, PromptInstance, columns_of, has_columns, may_be_columns, parts_of
+from .wave_columns import ColumnCall, PromptInstance, columns_of, has_columns, may_be_columns
 
 _log = logging.getLogger(__name__)
 

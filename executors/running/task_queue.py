@@ -1,7 +1,8 @@
 """The queue from which the tasks of a version's instances take their batches. Used in one event loop only.
 
 A batch may also be run without its worker's task, which is then asleep all the while: `borrow` and `give_back`. Each
-way through a task costs a turn of the event loop, so for a lone small request that is much of the work.
+way through a task costs a turn of the event loop, so for a lone small request that is much of the work. The event loop
+may then wait a moment for the model process's answer (`Looks`, docs/adr/0025).
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import deque
 from typing import Protocol
 
 from .submitted_batch import SubmittedBatch
+
+_IN_VAIN = 20
+"""After waiting in vain the loop does not wait for so many times as long."""
 
 
 class WaitingWorker(Protocol):
@@ -74,3 +78,30 @@ class TaskQueue:
         taken = [batch for batch in self._batches if batch is not None]
         self._batches = deque([None] * (len(self._batches) - len(taken)))
         return taken
+
+
+class Looks:
+    """How often the event loop may wait for the answer of a model process: for half of the time at most.
+
+    So other models, and other instances of the same one, get their batches while one runs. After an answer that did not
+    come it does not wait for a while.
+    """
+
+    __slots__ = ("_began_ns", "_next_ns")
+
+    def __init__(self) -> None:
+        self._began_ns = self._next_ns = 0
+
+    def begin(self, now_ns: int) -> bool:
+        """Whether the loop may wait now; then call `end`. Times are monotonic."""
+        self._began_ns = now_ns
+        return now_ns >= self._next_ns
+
+    def end(self, now_ns: int, *, answered: bool) -> None:
+        """The loop waits no longer; `answered`: it did not wait in vain."""
+        took_ns = now_ns - self._began_ns
+        self._next_ns = now_ns + (took_ns if answered else _IN_VAIN * took_ns)
+
+
+LOOKS = Looks()
+"""Of this process."""

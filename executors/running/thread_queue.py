@@ -1,8 +1,16 @@
-"""The queue from which the threads of a version's instances take their batches."""
+"""The queue from which the threads of a version's instances take their batches, and runs in a thread's place.
+
+Passing a batch to an instance's thread costs two wake-ups, which take longer than many a small model. A model that was
+seen to be quick (`instance_pool.Pace`) therefore runs in the event loop while its instance's thread is borrowed
+(docs/adr/0025). The thread of `Interrupter` looks at the loop's execution from time to time and interrupts one that
+takes long: its batch then runs in the instance's thread.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from typing import Protocol
 
@@ -10,6 +18,11 @@ from charonia.backend import InterruptibleInstance
 from executors.batches.batch_results import Executed
 
 from .submitted_batch import SubmittedBatch
+
+_LOOK_S = 0.02
+"""An execution in the event loop is interrupted at the second look."""
+_IDLE_LOOKS = 50
+"""After so many looks without an execution the thread sleeps until the next."""
 
 
 class QuickWorker(Protocol):
@@ -117,3 +130,58 @@ class ThreadQueue:
 
 def _batches_under_way(waiting: WaitingThread) -> int:
     return waiting.under_way
+
+
+class Interrupter:
+    """Interrupts executions in the event loop that take long; `begin` and `end` come around each.
+
+    Its thread runs while there are executions, and ends when there was none for a second.
+    """
+
+    __slots__ = ("_instance", "_is_looking", "_lock", "_number")
+
+    def __init__(self) -> None:
+        self._instance: InterruptibleInstance | None = None
+        """What runs now."""
+        self._number = 0
+        """Counts executions."""
+        self._is_looking = False
+        self._lock = threading.Lock()
+
+    def begin(self, instance: InterruptibleInstance) -> None:
+        self._instance = instance
+        self._number += 1
+        if not self._is_looking and self._is_first_to_look():
+            # a daemon: an execution that cannot be interrupted must not keep the process from ending
+            threading.Thread(target=self._look, name="interrupter", daemon=True).start()
+
+    def _is_first_to_look(self) -> bool:
+        with self._lock:
+            is_first = not self._is_looking
+            self._is_looking = True
+        return is_first
+
+    def end(self) -> None:
+        self._instance = None
+
+    def _look(self) -> None:
+        seen, idle = -1, 0
+        while True:
+            time.sleep(_LOOK_S)
+            number, instance = self._number, self._instance
+            if number != seen:
+                seen, idle = number, 0
+            elif instance is not None:
+                # if this execution ends just now, the next one may be interrupted, and runs again in a thread
+                with contextlib.suppress(Exception):  # one that cannot be interrupted runs to its end
+                    instance.interrupt()
+            elif (idle := idle + 1) > _IDLE_LOOKS:
+                with self._lock:
+                    self._is_looking = False  # first: an execution that begins now starts a thread or is seen here
+                    if self._number == seen:
+                        return
+                    self._is_looking = True
+
+
+INTERRUPTER = Interrupter()
+"""Of this process, whose event loop runs one execution at a time."""

@@ -44,10 +44,9 @@ from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
 from executors.isolation.strings_apart import StringsApart
 
-from .quick_runs import INTERRUPTER, LOOKS
 from .submitted_batch import SubmittedBatch, instance_died_error
-from .task_queue import TaskQueue
-from .thread_queue import ThreadQueue, WaitingThread
+from .task_queue import LOOKS, TaskQueue
+from .thread_queue import INTERRUPTER, ThreadQueue, WaitingThread
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from charonia import keys
-from charonia.calls.reporting import replies_of
+from charonia.calls.entry_packer import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES

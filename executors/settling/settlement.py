@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia import keys
-from charonia.calls.reporting import inputs_of, replies_of
+from charonia.calls.entry_packer import inputs_of, replies_of
 from charonia.eventlog.port import Reply
 from charonia.facts.events import (
     FIELD_FACT,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from charonia import keys
-from charonia.calls.reporting import replies_of, reports_to_gateways
+from charonia.calls.entry_packer import replies_of, reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.local_link import LocalLink

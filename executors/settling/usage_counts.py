@@ -25,7 +25,8 @@ from charonia.facts.usage import (
     nothing,
     receipt,
 )
-from charonia.wire import RECEIPT, BatchHeader, RequestRecord, response_sizes, with_parameters
+from charonia.inference import RECEIPT
+from charonia.wire import BatchHeader, RequestRecord, response_sizes, with_parameters
 from executors.batches.batch_results import Executed
 from executors.metrics import ExecutorMetrics
 

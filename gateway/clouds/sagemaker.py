@@ -14,6 +14,7 @@ import orjson
 
 from charonia.errors import SERVER_EXITING, CharoniaError, ErrorCode, InvalidArgument
 from charonia.models.names import check_model_name, name_of, namespace_of
+from charonia.offload.pool import MAX_CONTROL_BYTES
 from charonia.options.settings import GatewaySettings, SageMakerSettings
 from gateway.handler import Handler
 from gateway.http.bodies import Message, Receive, Scope, Send, check_declared, read_body, reply_whole
@@ -23,7 +24,6 @@ from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, HttpRefusal
 from gateway.http.codec.jsondata import NOT_STRING
 from gateway.http.codec.jsontext import parse_json
 from gateway.http.codec.response_codec import HEADER_LENGTH
-from gateway.requests.request_rules import MAX_CONTROL_BYTES
 
 from .cloud_application import CONTENT_TYPE, CloudApplication, reply_empty
 

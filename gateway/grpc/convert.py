@@ -1,4 +1,6 @@
-"""Converts `ModelInferRequest` and `ModelInferResponse` to and from neutral values (G4-G7, G18-G20). Pure.
+"""Converts `ModelInferRequest` and `ModelInferResponse` to and from neutral values (G4-G7, G18-G20).
+
+Pure but for the clock, by which `RequestReader` makes a call's time-out a deadline.
 
 Raw tensors stay bytes of the message. A reply is assembled from bytes: the part that replies with equal outputs share
 is serialised once, then the request's id and the raw outputs are appended as fields (protobuf defines that as a merge).
@@ -6,30 +8,37 @@ is serialised once, then the request's id and the raw outputs are appended as fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from charonia.catalog.served import ServedVersion
+from charonia.clock import wall_ns
 from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
-from charonia.wire import RECEIPT
-from gateway.requests.classification import classified
-from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
-from gateway.requests.request_rules import (
+from charonia.inference import (
+    LATEST_VERSION,
     MAX_DEADLINE_NS,
     NO_DEADLINE,
+    RECEIPT,
+    InferenceRequest,
+    InferenceResponse,
+    Parameters,
+    RegionPart,
+    RegionUse,
     check_dimensions,
     check_parameter_name,
     check_request_id,
 )
+from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
+from gateway.access.restrictions import HeaderForwarding
+from gateway.requests.classification import classified
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
-from .calling import LargeReply, Reply
+from .calling import Context, LargeReply, Reply, headers_of
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -121,6 +130,41 @@ def infer_request(
     if read or written:
         request.regions = RegionUse(read, written)
     return request, classes
+
+
+class CountedTensors(list[Buffer]):
+    """Raw tensors of a message whose BYTES elements are counted already."""
+
+    def __init__(self, tensors: Iterable[Buffer], elements: dict[str, str]) -> None:
+        super().__init__(tensors)
+        self.elements = elements
+        """The faults found, as `InferenceRequest.elements`."""
+
+
+class RequestReader:
+    """Makes requests of messages and of what their calls say. Where there are `routes`, these may need headers."""
+
+    def __init__(self, forwarding: HeaderForwarding, routes: Sized) -> None:
+        self._forwarding = forwarding
+        self._routes = routes
+
+    def read(
+        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
+    ) -> tuple[InferenceRequest, Classes, int]:
+        """The request, the classes wanted of it, and the deadline of its call (wall clock, ns; 0 for none)."""
+        # the version as requested: a retry with an idempotency key is the same request after a newer version was loaded
+        version = LATEST_VERSION if not message.model_version else served.version
+        request, classes = infer_request(message, version, raw)
+        request.served = served
+        if self._routes:
+            request.headers = headers_of(context)
+        if isinstance(raw, CountedTensors):
+            request.elements = raw.elements
+        if self._forwarding.any:
+            self._forwarding.forward(headers_of(context), request.parameters)
+        remaining_s = context.time_remaining()
+        deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
+        return request, classes, deadline_ns
 
 
 def _region_part(item: Any) -> RegionPart | None:

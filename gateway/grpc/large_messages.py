@@ -6,34 +6,25 @@ Protobuf makes an object of each element of typed contents while it holds the in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, InvalidArgument
+from charonia.inference import check_rest
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload, Task
 from charonia.tensors import Buffer
 from gateway.requests.large_tensors import check_elements, complaint
-from gateway.requests.request_rules import check_rest
 from protos import grpc_service_pb2 as pb
 
 from .control_messages import check_repository, read_load
-from .convert import infer_request, parse
+from .convert import CountedTensors, infer_request, parse
 from .envelope import NoEnvelope, split
 
 _MAX_MEMBERS = 10_000
 """Inputs, outputs and parameters of a request in total: the event loop iterates over them."""
-
-
-class CountedTensors(list[Buffer]):
-    """Raw tensors of a message whose BYTES elements are counted already."""
-
-    def __init__(self, tensors: Iterable[Buffer], elements: dict[str, str]) -> None:
-        super().__init__(tensors)
-        self.elements = elements
-        """The faults found, as `InferenceRequest.elements`."""
 
 
 @dataclass(frozen=True, slots=True)

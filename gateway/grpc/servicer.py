@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from functools import partial
 from typing import Any, Protocol
 
-from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
-from charonia.inference import LATEST_VERSION, InferenceRequest, Parameters
-from charonia.offload.pool import OFF_LOOP_BYTES
+from charonia.inference import Parameters, earlier
+from charonia.offload.pool import MAX_CONTROL_BYTES, OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import GRPC_KEY_PREFIX, HeaderForwarding, Restrictions
@@ -23,7 +22,6 @@ from gateway.handler import Handler
 from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import classify_large
-from gateway.requests.request_rules import MAX_CONTROL_BYTES, MAX_DEADLINE_NS, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
@@ -43,9 +41,9 @@ from .calling import (
     raw_headers,
     too_large,
 )
-from .convert import Classes, ResponseEncoder, infer_request, parse
+from .convert import RequestReader, ResponseEncoder, parse
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
-from .large_messages import CountedTensors, LargeMessage, load_of, read_ahead, read_large, read_large_load
+from .large_messages import LargeMessage, load_of, read_ahead, read_large, read_large_load
 from .region_calls import RegionCall, RegionCalls
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
@@ -82,9 +80,9 @@ class Servicer:
         self._jobs = JobCalls(handler, self.encoder, self.flush_interval_s)
         self._regions = RegionCalls(handler)
         self._identifies = handler.identifies
-        self._routes = handler.routes
         self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
+        self.reader = RequestReader(self._forwarding, handler.routes)
         self._restrictions = Restrictions(
             settings.grpc_restricted_protocol,
             lambda header: Unavailable(f"This protocol is restricted, expecting header '{header}'"),
@@ -198,7 +196,7 @@ class Servicer:
             words = {**words_of_parameters(message), **words}
         if served.interface.decoupled and not words:
             raise Unsupported(DECOUPLED)
-        request, classes, deadline_ns = self.read(message, served, context, raw)
+        request, classes, deadline_ns = self.reader.read(message, served, context, raw)
         del raw
         request.trace = trace
         if words or self._identifies:
@@ -227,24 +225,6 @@ class Servicer:
             return reply
         finally:
             sent(trace)
-
-    def read(
-        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
-    ) -> tuple[InferenceRequest, Classes, int]:
-        """The request, the classes wanted of it, and the deadline of its call (wall clock, ns; 0 for none)."""
-        # the version as requested: a retry with an idempotency key is the same request after a newer version was loaded
-        version = LATEST_VERSION if not message.model_version else served.version
-        request, classes = infer_request(message, version, raw)
-        request.served = served
-        if self._routes:
-            request.headers = headers_of(context)
-        if isinstance(raw, CountedTensors):
-            request.elements = raw.elements
-        if self._forwarding.any:
-            self._forwarding.forward(headers_of(context), request.parameters)
-        remaining_s = context.time_remaining()
-        deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
-        return request, classes, deadline_ns
 
     async def _model_stream_infer(
         self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 
 from charonia.errors import CharoniaError
-from gateway.requests.request_rules import MAX_CONTROL_BYTES
+from charonia.offload.pool import MAX_CONTROL_BYTES
 from protos import health
 
 from .calling import Context, Methods, Streaming, Write

@@ -17,18 +17,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import InferenceResponse, earlier
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller
-from gateway.requests.request_rules import earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
 from .calling import Context, Reply, Write, headers_of, metadata_of
-from .convert import EMPTY_FINAL, Classes, ResponseEncoder, parse, stream_answer, stream_error
+from .convert import EMPTY_FINAL, RequestReader, ResponseEncoder, parse, stream_answer, stream_error
 from .job_calls import JobCalls, asks_for_job, placed, words_of_parameters
 from .large_messages import LargeMessage
 from .statuses import INTERNAL
@@ -51,6 +50,7 @@ class Inferring(Protocol):
 
     draining: bool
     encoder: ResponseEncoder
+    reader: RequestReader
     flush_interval_s: float
 
     async def infer(self, message: pb.ModelInferRequest, context: Context, *, raw: Sequence[Buffer] = ()) -> Reply: ...
@@ -63,10 +63,6 @@ class Inferring(Protocol):
         trace: Trace,
         raw: Sequence[Buffer] = (),
     ) -> Reply: ...
-
-    def read(
-        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
-    ) -> tuple[InferenceRequest, Classes, int]: ...
 
 
 class StreamRequests:
@@ -132,7 +128,7 @@ class StreamRequests:
     ) -> AsyncGenerator[Reply]:
         """The answers of a decoupled model. A failed response is an answer; if the request fails, this raises."""
         caller = self._caller()
-        request, classes, deadline_ns = self._front.read(message, served, self._context, raw)
+        request, classes, deadline_ns = self._front.reader.read(message, served, self._context, raw)
         del raw
         words = words_of_parameters(message) if message.parameters else {}
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param

@@ -11,12 +11,11 @@ import logging
 from collections.abc import AsyncGenerator
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument
-from charonia.inference import InferenceResponse
+from charonia.inference import RECEIPT, InferenceResponse
 from charonia.models.interface import ModelInterface
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
-from charonia.wire import RECEIPT
 from gateway.access.restrictions import HeaderForwarding
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler

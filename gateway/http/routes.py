@@ -19,13 +19,12 @@ from starlette.routing import BaseRoute, Match, Route
 
 from charonia.errors import CharoniaError, Unsupported
 from charonia.models.json_form import to_json
-from charonia.offload.pool import OFF_LOOP_BYTES
+from charonia.offload.pool import MAX_CONTROL_BYTES, OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.handler import Handler
 from gateway.regions.region_store import RegionKind
 from gateway.reports import log_settings
-from gateway.requests.request_rules import MAX_CONTROL_BYTES
 
 from .bodies import AsgiApp, LimitText, check_declared, read_body, too_large, too_large_for_control
 from .codec import control_json

@@ -1,6 +1,6 @@
 """Reads jobs for callers that may see them: views, expected ends, results, events and lists.
 
-Changes nothing, but for the note that a caller was given an outcome (`job_deliveries`).
+Changes nothing, but for the note that a caller was given an outcome (`JobDeliveries`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound
-from charonia.eventlog.port import EventLog, Statistics
-from charonia.facts.jobs import Ahead, JobEvent, JobPlace, JobRecord, JobState, ahead_of, parse_public_id
+from charonia.eventlog.port import EventLog, Notes, Statistics
+from charonia.facts.jobs import (
+    Ahead,
+    DeliveryNote,
+    JobEvent,
+    JobPlace,
+    JobRecord,
+    JobState,
+    ahead_of,
+    parse_public_id,
+)
 from charonia.inference import InferenceResponse, wanted_outputs
 from charonia.models.names import name_of
+from charonia.tasks import Tasks
 from charonia.wire import ResponseRecord
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
-from .job_deliveries import JobDeliveries
 from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, outcome_of, running_reason, visible, wait_reason
 from .job_watches import JobWatches, OverdueJobs, overdue_in_s
@@ -379,3 +388,53 @@ class Paces:
             self._known.clear()
         self._known[key] = (now_ns, rows, pace)
         return pace
+
+
+_LEAST_KEPT_S = 60
+"""The minimum time that a note is kept, also of a job whose record goes at once."""
+_MOST_KNOWN = 1_000
+"""Jobs remembered here, so that one whose result is asked for again and again costs the log nothing more."""
+_MOST_AT_ONCE = 200
+"""Max notes being written. While the log is slow, deliveries beyond that are not noted."""
+
+_PATIENCE_S = 1.0
+"""How long a gateway that stops waits for its last notes."""
+
+
+class JobDeliveries:
+    """Writes the notes of one gateway that it first gave the outcome of a job to a caller (ADR 0070).
+
+    A note is written after the answer, which does not wait for it; if the log fails, the note is missing. A note says
+    that the gateway wrote the answer to a connection. Whether the client received it is not known.
+    """
+
+    def __init__(self, log: Notes, gateway: str) -> None:
+        self._log = log
+        self._gateway = gateway
+        self._known: dict[bytes, None] = {}
+        self._tasks = Tasks()
+
+    def given(self, model: str, job_id: bytes, retention_s: int) -> None:
+        """Note that a caller gets the outcome now; `retention_s` is how long the job's record stays after its end."""
+        if job_id in self._known or len(self._tasks) >= _MOST_AT_ONCE:
+            return
+        self._known[job_id] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        note = DeliveryNote(wall_ns() // 1000, self._gateway).pack()
+        self._tasks.spawn(self._write(model, job_id, note, max(retention_s, _LEAST_KEPT_S)))
+
+    async def _write(self, model: str, job_id: bytes, note: bytes, ttl_s: int) -> None:
+        key = keys.job_delivery(model, job_id)
+        try:
+            if await self._log.notes([key]) == [None]:
+                await self._log.put_note(key, note, ttl_s)
+        except CharoniaError:
+            self._known.pop(job_id, None)  # the next answer tries again
+
+    async def close(self) -> None:
+        """Wait for the notes being written, for a second at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._tasks.settled()
+        await self._tasks.close()

@@ -48,8 +48,7 @@ from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 from gateway.webhooks.addresses import Allowed, check_url
 
-from .job_deliveries import JobDeliveries
-from .job_queries import JobQueries
+from .job_queries import JobDeliveries, JobQueries
 from .job_views import about_of, outcome_of
 from .job_watches import JobWatches, OverdueJobs
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry, Streams
-from charonia.facts.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
+from charonia.facts.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, facts_of, pack_fact
 
 _PATIENCE_S = 0.5
 """An executor that is lost or stalled does not answer: its last written counts are used."""

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from charonia.errors import InvalidArgument
-from charonia.inference import Parameters, ParameterValue
+from charonia.inference import MAX_DEADLINE_NS, Parameters, ParameterValue
 
 from .delivery import ANYONE, WEBHOOK_EVENTS, Caller, DeliveryOptions, Webhook
-from .request_rules import MAX_DEADLINE_NS
 
 PREFER = "charonia_prefer"
 KEY = "charonia_idempotency_key"

@@ -25,9 +25,8 @@ from e2e_models import WIDTH, gated, scaling
 from e2e_server import Server, serving
 
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
-from charonia.facts.events import ProcessLeft
+from charonia.facts.events import ProcessLeft, facts_of
 
 TTL_MS = 7_000
 LONGER_THAN_THE_DEFAULT_MS = 2_500

@@ -23,9 +23,8 @@ from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.redis import open_log
-from charonia.facts.events import VersionHeld
+from charonia.facts.events import VersionHeld, facts_of
 
 MODELS = 24
 HOLDS = 4

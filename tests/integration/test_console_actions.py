@@ -14,9 +14,15 @@ from console_bench import AT, KEYS, MODEL, Browser, bury, opened, submit
 
 from charonia import keys
 from charonia.composition.console.console_role import identification
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
-from charonia.facts.events import FIELD_FACT, ModelRequested, ModelRequestFinished, RepositoryScanned, pack_fact
+from charonia.facts.events import (
+    FIELD_FACT,
+    ModelRequested,
+    ModelRequestFinished,
+    RepositoryScanned,
+    facts_of,
+    pack_fact,
+)
 from charonia.facts.jobs import JobState, public_id
 from charonia.options.values import CONSOLE, parse
 

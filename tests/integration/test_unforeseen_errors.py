@@ -16,9 +16,8 @@ from batcher.owner.dispatched_batches import DispatchedBatches
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
-from charonia.facts.events import BatchDied
+from charonia.facts.events import BatchDied, facts_of
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
 from executors.settling.settler import JournalledStarts, Settler

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.errors import InvalidArgument
+from charonia.inference import MAX_DEADLINE_NS
 from gateway.requests.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, Wish, read_wish, words_of_headers
-from gateway.requests.request_rules import MAX_DEADLINE_NS
 
 NOW_NS = 1_700_000_000_000_000_000
 SENSIBLE = st.sampled_from(["respond-async", "wait=5", "cancel", "keep", "failed,expired", "http://x", "60", "fsync"])

@@ -18,7 +18,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.eventlog.redis import open_log
@@ -33,6 +33,7 @@ from charonia.facts.events import (
     RepositoryScanned,
     VersionLoaded,
     VersionUnloaded,
+    facts_of,
     pack_fact,
 )
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Entry, Limits
 from charonia.facts.events import (
@@ -27,6 +26,7 @@ from charonia.facts.events import (
     ModelRequested,
     ModelRequestFinished,
     RepositoryScanned,
+    facts_of,
     pack_fact,
 )
 from charonia.facts.jobs import NewJob

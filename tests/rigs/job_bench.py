@@ -12,9 +12,9 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import EventLog, Reply
-from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, facts_of, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings

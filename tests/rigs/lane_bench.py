@@ -16,10 +16,10 @@ from virtual_time import VirtualLoop
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, Sent
-from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, facts_of, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer, Tensor

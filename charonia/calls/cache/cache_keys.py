@@ -13,10 +13,9 @@ import struct
 
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import ConfigError
-from charonia.inference import InferenceRequest
+from charonia.inference import RECEIPT, InferenceRequest
 from charonia.models.caching import CachingRules, caching_rules
 from charonia.tensors import Buffer
-from charonia.wire import RECEIPT
 
 _LENGTH = struct.Struct("<Q")
 

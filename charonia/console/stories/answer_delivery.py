@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from charonia.facts.delivery_notes import DeliveryNote
+from charonia.facts.jobs import DeliveryNote
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
 from charonia.console.viewers import Viewer
 from charonia.errors import InvalidRecord, NotFound
-from charonia.eventlog.control import facts_of, folded_control
+from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import START, EventLog
-from charonia.facts.delivery_notes import DeliveryNote
-from charonia.facts.events import Fact
-from charonia.facts.jobs import JobRecord, public_id
+from charonia.facts.events import Fact, facts_of
+from charonia.facts.jobs import DeliveryNote, JobRecord, public_id
 from charonia.operations import job_commands as jobs
 from charonia.operations.queued import find_queued
 

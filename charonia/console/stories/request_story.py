@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import Fact, ProcessLeft, VersionHeld, VersionLoaded
-from charonia.facts.jobs import JobEvent
+from charonia.facts.jobs import DeliveryNote, JobEvent
 from charonia.facts.journal import JournalFact
 
 from .answer_delivery import WebhookCall, given_by, known_of_delivery

@@ -211,15 +211,12 @@ class ChildProcess(FrameCalls):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def frame_received(self, frame: Frame) -> None:
+    def process_said(self, frame: Frame) -> None:
         if frame.kind is Kind.LOG:
             level, file, line, message = frame.content()
             self._log.log(_LOG_LEVELS[level], "%s (%s:%d, %s)", message, os.path.basename(file), line, self.name)
-        elif frame.kind is Kind.READY:
-            if not self._ready.done():
-                self._ready.set_result(frame)
-        else:
-            super().frame_received(frame)
+        elif not self._ready.done():
+            self._ready.set_result(frame)
 
     def stream_ended(self) -> None:
         self._open_streams -= 1

@@ -39,6 +39,7 @@ _TRACEBACK_S = 0.2
 """Time for a process to print its traceback before it is killed; it takes some milliseconds."""
 
 _MODEL_REQUESTS = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
+_OF_THE_PROCESS = (Kind.READY, Kind.LOG)
 
 
 class ResponseSink(Protocol):
@@ -222,19 +223,23 @@ class FrameCalls(ABC):
                 self._transport.pause_reading()
 
     def frame_received(self, frame: Frame) -> None:
-        if frame.kind in _MODEL_REQUESTS:
-            if self._asked is not None:
-                self._asked(frame)
-            return
-        if frame.kind is Kind.RESPONSE:
+        kind = frame.kind
+        if kind is Kind.RESPONSE:
             stream = self._streams.get(frame.call)
             if frame.call in self._timers:
                 self._last_response_s[frame.call] = self._loop.time()
             if stream is not None:
                 stream.response(frame)
             return
-        if frame.kind is Kind.RESPONSES:
+        if kind is Kind.RESPONSES:
             self._take_all(frame)
+            return
+        if kind in _MODEL_REQUESTS:
+            if self._asked is not None:
+                self._asked(frame)
+            return
+        if kind in _OF_THE_PROCESS:
+            self.process_said(frame)
             return
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
@@ -247,6 +252,10 @@ class FrameCalls(ABC):
         replied = self._replied.pop(frame.call, None)
         if replied is not None:
             replied()
+
+    def process_said(self, frame: Frame) -> None:
+        """Take a frame that belongs to no call. Raises `FrameError`: only the socket of a whole process has such."""
+        raise FrameError(f"{frame.kind.name} is not said of a call")
 
     def _take_all(self, frame: Frame) -> None:
         """Pass the responses of a step on."""

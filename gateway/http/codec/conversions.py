@@ -13,12 +13,11 @@ from typing import Any
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.inference import InferenceRequest, InferenceResponse, RegionPart, RegionUse
+from charonia.inference import InferenceRequest, InferenceResponse, RegionPart, RegionUse, check_rest
 from charonia.models.interface import ModelInterface
 from charonia.offload.pool import Task
 from charonia.tensors import Buffer, Tensor
 from gateway.requests.classification import classified
-from gateway.requests.request_rules import check_rest
 
 from .control_json import read_load_request
 from .generate_codec import decode_generate, encode_generate

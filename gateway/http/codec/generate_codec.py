@@ -11,10 +11,9 @@ import orjson
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import InferenceRequest, InferenceResponse, check_request_id
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor, element_count
-from gateway.requests.request_rules import check_request_id
 
 from .jsondata import NOT_STRING, encode_elements, render_elements
 from .jsontext import Members, parse_members, quote

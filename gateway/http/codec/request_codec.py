@@ -13,9 +13,8 @@ from math import prod
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
-from charonia.inference import InferenceRequest
+from charonia.inference import InferenceRequest, check_request_id
 from charonia.tensors import Buffer, Tensor, join_bytes_elements
-from gateway.requests.request_rules import check_request_id
 
 from .jsontext import parse_json
 from .request_json import Template, parse_template

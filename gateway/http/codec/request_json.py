@@ -11,17 +11,20 @@ from typing import Any
 
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
-from charonia.inference import Parameters, ParameterValue, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes
-from charonia.wire import RECEIPT
-from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
-from gateway.requests.request_rules import (
+from charonia.inference import (
     MAX_DEADLINE_NS,
     NO_DEADLINE,
+    RECEIPT,
+    Parameters,
+    ParameterValue,
+    RegionPart,
+    RegionUse,
     check_dimensions,
     check_parameter_name,
     check_request_id,
 )
+from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 
 from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements
 from .response_codec import ReplyForm

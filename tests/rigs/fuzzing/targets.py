@@ -29,9 +29,8 @@ from google.protobuf.text_format import MessageToString
 
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.redis.stored_records import record_of
-from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import pack_fact, unpack_fact
-from charonia.facts.jobs import parse_public_id, public_id
+from charonia.facts.jobs import DeliveryNote, parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
 from charonia.facts.resource_waits import TurnsNote
 from charonia.facts.seals import FIELD_SEAL, read_seal

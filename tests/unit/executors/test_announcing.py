@@ -5,7 +5,6 @@ from __future__ import annotations
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.eventlog.control import facts_of
 from charonia.facts.events import (
     ExecutorDraining,
     ModelRequestFinished,
@@ -15,6 +14,7 @@ from charonia.facts.events import (
     VersionLoaded,
     VersionStateChanged,
     VersionUnloaded,
+    facts_of,
 )
 from executors.announcing import Announcer
 

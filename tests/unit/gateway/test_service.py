@@ -7,9 +7,9 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia.errors import InvalidArgument, NotFound, Unavailable
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import START
-from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
+from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, facts_of, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.keys import CONTROL, statistics
 from charonia.options.settings import GatewaySettings

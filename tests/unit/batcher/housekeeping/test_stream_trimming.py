@@ -6,8 +6,7 @@ from memory_log.log import MemoryLog
 
 from batcher.housekeeping.stream_trimming import ControlTrimming, trim_dead_letters
 from charonia import keys
-from charonia.eventlog.control import facts_of
-from charonia.facts.events import FIELD_FACT, ModelRequested, ProcessJoined, ProcessLeft, pack_fact
+from charonia.facts.events import FIELD_FACT, ModelRequested, ProcessJoined, ProcessLeft, facts_of, pack_fact
 
 
 async def opened() -> MemoryLog:

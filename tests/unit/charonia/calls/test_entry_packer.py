@@ -1,8 +1,29 @@
-"""What the requests of an entry have in common: ids that share a group."""
+"""Ids of the requests of an entry, which share a group, and reports of traced jobs that no caller waits for."""
 
 from __future__ import annotations
 
-from charonia.calls.entry_packer import MAX_IN_GROUP, EntryIds, Ids
+import numpy as np
+
+from charonia import keys
+from charonia.calls.entry_packer import MAX_IN_GROUP, EntryIds, Ids, inputs_of, reports_to_gateways
+from charonia.tensors import Tensor
+from charonia.traces.contexts import TIMESTAMPS, Context
+from charonia.traces.reports import Report
+from charonia.wire import (
+    FILE,
+    Reference,
+    RequestRecord,
+    pack_request,
+    pack_response,
+    records_of,
+    report_response,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
+
+X = Tensor.of("x", np.ones((1, 2), np.float32))
+META = request_meta(3, "abc", [X], (), {})
 
 
 def test_ids_of_one_entry_differ_in_their_last_byte_alone() -> None:
@@ -30,3 +51,45 @@ def test_a_group_is_never_larger_than_the_scripts_look_at_as_a_whole() -> None:
     drawn = [ids.next(1000) for _ in range(3 * MAX_IN_GROUP)]
     assert len(set(drawn)) == len(drawn)
     assert len({one[:15] for one in drawn}) == 3
+
+
+def record(number: int, report_to: str | None, endpoint: bytes = b"") -> RequestRecord:
+    trace = Context(TIMESTAMPS, bytes(16), bytes([number]) * 8, report_to=report_to) if report_to is not None else None
+    packed = pack_request(
+        bytes([number]) * 16, endpoint, b"q", META, [X.data], rows=1, signature=1, level=0, accepted_ns=100, trace=trace
+    )
+    return unpack_request(packed)
+
+
+def test_they_go_to_the_gateway_that_traces() -> None:
+    records = [
+        record(1, "g-1"),
+        record(2, "g-2", endpoint=b"g-2"),  # answered anyhow
+        record(3, ""),
+        record(4, None),
+        record(5, "g-1"),
+    ]
+    answers = [pack_response(one.id, "m", 3, [X], {}) for one in records]
+    assert reports_to_gateways(zip(records, answers, strict=True)) == []
+    reported = [
+        report_response(answer, Report(bytes([number]) * 8, "m", 3, "q", ()))
+        for number, answer in enumerate(answers, start=1)
+    ]
+    (reply,) = reports_to_gateways(zip(records, reported, strict=True))
+    assert reply.stream == keys.replies("g-1")
+    told = [unpack_response(one) for one in records_of(list(reply.fields))]
+    assert [(one.id, one.model, one.version, one.outputs) for one in told] == [
+        (records[0].id, "m", 3, []), (records[4].id, "m", 3, []),
+    ]  # fmt: skip
+    assert [one.report and one.report.span_id for one in told] == [b"\1" * 8, b"\5" * 8]
+
+
+def test_inputs_that_are_not_here_are_none() -> None:
+    assert inputs_of(record(1, None)) == [X]
+    packed = pack_request(
+        bytes(16), b"", b"", META, (), rows=1, signature=1, level=0, accepted_ns=1, reference=Reference(FILE, "g/1", 8)
+    )
+    elsewhere = unpack_request(packed)
+    assert inputs_of(elsewhere) == []
+    elsewhere.data = memoryview(X.data)
+    assert inputs_of(elsewhere) == [X]

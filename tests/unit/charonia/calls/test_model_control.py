@@ -11,7 +11,7 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.calls.model_control import ModelControl
 from charonia.errors import ErrorCode, InternalError, InvalidArgument, LogUnavailable, Unavailable
-from charonia.eventlog.control import ControlPlane, facts_of
+from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDraining,
@@ -24,6 +24,7 @@ from charonia.facts.events import (
     RepositoryScanned,
     VersionLoaded,
     VersionStateChanged,
+    facts_of,
     pack_fact,
 )
 from protos.model_config_pb2 import ModelConfig

@@ -10,9 +10,8 @@ import pytest
 
 from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
-from charonia.facts.events import ProcessJoined, RequestsMoved, VersionLoaded
+from charonia.facts.events import ProcessJoined, RequestsMoved, VersionLoaded, facts_of
 from charonia.wire import records_of, unpack_request
 from protos.model_config_pb2 import ModelConfig
 

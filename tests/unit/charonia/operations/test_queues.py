@@ -13,8 +13,7 @@ from batcher.scheduling.queues.dynamic_batching import BatchRules
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia import keys
 from charonia.errors import Cancelled, NotFound
-from charonia.eventlog.control import facts_of
-from charonia.facts.events import QueueCommanded, RequestsEnded
+from charonia.facts.events import QueueCommanded, RequestsEnded, facts_of
 from charonia.facts.jobs import JobState
 from charonia.wire import records_of, unpack_response
 

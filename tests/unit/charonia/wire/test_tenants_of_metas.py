@@ -8,9 +8,9 @@ import pytest
 from charonia.datatypes import DataType
 from charonia.errors import InternalError
 from charonia.generation.prompt_keys import PromptRoute
+from charonia.inference import RECEIPT
 from charonia.tensors import Tensor
 from charonia.wire import (
-    RECEIPT,
     Reference,
     pack_failure,
     pack_request,

@@ -9,9 +9,10 @@ import pytest
 
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
+from charonia.inference import RECEIPT
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from charonia.wire import RECEIPT, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.answers import pack_answers, request_outputs
 from executors.batches.assembly import Planner, Workspace, groups, join, request_inputs, wanted_outputs
 from executors.batches.execution import model_request

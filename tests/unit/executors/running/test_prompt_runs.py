@@ -20,8 +20,8 @@ from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_response, unpack_wave, unpack_wave_reply, wave_head
 from executors.batches.wave_execution import ExecutedWaves
 from executors.running import workers
-from executors.running.quick_runs import Looks
 from executors.running.submitted_batch import SubmittedBatch
+from executors.running.task_queue import Looks
 
 SINGLY = 5.0
 """A batch with this value is answered request by request."""

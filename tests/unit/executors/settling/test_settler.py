@@ -14,11 +14,10 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Entry, Limits, Reply, Settled
-from charonia.facts.events import BatchFinished, Fact, LaneOpened, RequestsRescheduled
+from charonia.facts.events import BatchFinished, Fact, LaneOpened, RequestsRescheduled, facts_of
 from charonia.facts.journal import read_facts
 from charonia.tensors import Tensor
 from charonia.wire import (

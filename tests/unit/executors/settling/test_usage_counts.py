@@ -23,9 +23,9 @@ from charonia.facts.usage import (
     Amounts,
     rows_of,
 )
+from charonia.inference import RECEIPT
 from charonia.tensors import Tensor
 from charonia.wire import (
-    RECEIPT,
     BatchHeader,
     RequestRecord,
     Wave,

@@ -10,9 +10,8 @@ import pytest
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument
-from charonia.inference import InferenceRequest, InferenceResponse, RegionPart, RegionUse
+from charonia.inference import MAX_CLIENT_ID_BYTES, InferenceRequest, InferenceResponse, RegionPart, RegionUse
 from charonia.tensors import Tensor, join_bytes_elements
-from charonia.wire import MAX_CLIENT_ID_BYTES
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, stream_error
 from protos import grpc_service_pb2 as pb
 

@@ -12,8 +12,8 @@ import pytest
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
-from gateway.grpc.convert import infer_request
-from gateway.grpc.large_messages import CountedTensors, LargeMessage, read_ahead, read_large
+from gateway.grpc.convert import CountedTensors, infer_request
+from gateway.grpc.large_messages import LargeMessage, read_ahead, read_large
 from gateway.grpc.stream_requests import AnswerStream
 from protos import grpc_service_pb2 as pb
 

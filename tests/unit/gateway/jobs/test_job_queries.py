@@ -1,4 +1,4 @@
-"""When a job may be expected to end."""
+"""When a job may be expected to end, and the note that a caller was given its outcome."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import gateway.jobs.job_queries
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import LogUnavailable
+from charonia.facts.jobs import DeliveryNote
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.jobs.job_queries import Pace, Paces, mean_pace, queued_eta_s, running_eta_s
+from gateway.jobs.job_queries import JobDeliveries, Pace, Paces, mean_pace, queued_eta_s, running_eta_s
 
 FIELDS = {
     "inference_count": 100,
@@ -23,6 +24,9 @@ FIELDS = {
     "b5_output_ns": 1_000_000_000,
     "compute_infer_ns": 99_000_000_000,
 }
+
+JOB = bytes(16)
+KEY = keys.job_delivery("m", JOB)
 
 
 def test_the_pace_counts_each_execution_once() -> None:
@@ -71,3 +75,53 @@ async def test_statistics_are_read_once_a_second_and_their_growth_is_the_rate(mo
     monkeypatch.setattr(log, "statistics", away)
     now[0] += 2_000_000_000
     assert await paces.of(served) is None
+
+
+async def noted(log: MemoryLog) -> DeliveryNote | None:
+    (data,) = await log.notes([KEY])
+    return DeliveryNote.unpack(data) if data is not None else None
+
+
+async def test_the_first_delivery_of_any_gateway_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_us = [5]
+    monkeypatch.setattr(gateway.jobs.job_queries, "wall_ns", lambda: now_us[0] * 1000)
+    log = MemoryLog()
+    assert await noted(log) is None
+    for incarnation in ("one", "one", "two"):
+        deliveries = JobDeliveries(log, incarnation)
+        deliveries.given("m", JOB, 3600)
+        now_us[0] += 1
+        deliveries.given("m", JOB, 3600)
+        await deliveries.close()
+        assert await noted(log) == DeliveryNote(5, "one")
+
+
+async def test_a_job_that_is_asked_for_often_costs_the_log_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    asked: list[object] = []
+    notes = log.notes
+
+    async def counted(names: list[bytes]) -> list[bytes | None]:
+        asked.append(names)
+        return await notes(names)
+
+    monkeypatch.setattr(log, "notes", counted)
+    deliveries = JobDeliveries(log, "one")
+    for _ in range(10):
+        deliveries.given("m", JOB, 3600)
+    await deliveries.close()
+    assert asked == [[KEY]]
+
+
+async def test_a_log_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+
+    async def away(_names: list[bytes]) -> list[bytes | None]:
+        raise LogUnavailable("away")
+
+    monkeypatch.setattr(log, "notes", away)
+    deliveries = JobDeliveries(log, "one")
+    deliveries.given("m", JOB, 3600)
+    await deliveries.close()
+    monkeypatch.undo()
+    assert await noted(log) is None

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from charonia.errors import InvalidArgument
+from charonia.inference import MAX_DEADLINE_NS
 from gateway.grpc.job_calls import words_of_metadata
 from gateway.requests.delivery import WEBHOOK_EVENTS, Caller, DeliveryOptions, Webhook
 from gateway.requests.preferences import HEADERS, PARAMETERS, Wish, read_wish, words_of_headers
-from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -118,7 +118,3 @@ def test_what_is_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read(**words)
     assert caught.value.message == message
-
-
-def test_the_earlier_deadline_counts() -> None:
-    assert (earlier(0, 0), earlier(0, 5), earlier(5, 0), earlier(4, 5)) == (0, 5, 5, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.console.stories.answer_delivery import WebhookCall, known_of_delivery
-from charonia.facts.delivery_notes import DeliveryNote
+from charonia.facts.jobs import DeliveryNote
 
 
 def test_of_a_call_no_delivery_is_known() -> None:

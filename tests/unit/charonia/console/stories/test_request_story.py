@@ -7,9 +7,8 @@ from typing import Any
 
 from charonia.console.stories.answer_delivery import WebhookCall
 from charonia.console.stories.request_story import History, Story, explain
-from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import ProcessLeft, VersionHeld, VersionLoaded
-from charonia.facts.jobs import JobEvent, JobState
+from charonia.facts.jobs import DeliveryNote, JobEvent, JobState
 from charonia.facts.journal import JournalFact
 
 ME = bytes(16)

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from charonia.errors import InvalidRecord
-from charonia.facts.delivery_notes import DeliveryNote
+from charonia.facts.jobs import DeliveryNote
 
 NOTE = DeliveryNote(1_795_453_756_166_000, "gateway-host-1-abc")
 
