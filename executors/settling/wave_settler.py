@@ -5,8 +5,8 @@ Deletions of answered waves are gathered for 10 ms, and their statistics are wri
 that is killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written
 (`fold`). What all requests have used, in waves or not (`usage_counts`), is written once a second and by `fold`.
 
-A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply goes through the gateway's
-stream of the log where there is no connection, the reply is too long, or too many bytes wait for the socket already.
+A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply goes through the
+gateway's stream of the log where there is no connection, the reply is too long, or too many bytes wait for the socket.
 Any other reply depends on the socket: its wave is settled when the kernel has all of it, or when the connection has
 ended. A reply that is cut off then is lost, as a rule with the gateway and its callers.
 """
@@ -508,8 +508,8 @@ class _Peer:
         self._loop.add_reader(sock.fileno(), self._read)
 
     def send(self, reply: bytes) -> bool:
-        """Write one reply, or keep it until the socket takes it; False when it must go through the log. May be called in any
-        thread.
+        """Write one reply, or keep it until the socket takes it; False when it must go through the log. May be called
+        in any thread.
         """
         if len(reply) > _MOST_REPLY_BYTES:
             return False

@@ -1,7 +1,7 @@
 """Handles batches of a model with sequences that are finished, returned, lost, or adopted from another owner. Pure.
 
-Requests of a batch that failed run alone the next time. A request that ends an instance alone is condemned, and one that
-is alone at the loss of `MAX_LOSSES_ALONE` executors.
+Requests of a batch that failed run alone the next time. A request that ends an instance alone is condemned, and one
+that is alone at the loss of `MAX_LOSSES_ALONE` executors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .sequence_slots import SequenceSlots
 LOST = "its executor was lost"
 MAX_LOSSES_ALONE = 5
 """How many executors are lost with a request alone in its batch until it is condemned. `RequestQueued.losses_apart`
-counts them. `MAX_LOSSES_APART` is of single requests: those run apart, where no other batch of the model can be the cause.
+counts them. `MAX_LOSSES_APART` is of single requests: those run apart, where no other batch of the model can be the
+cause.
 """
 
 
