@@ -17,13 +17,15 @@ from typing import Any
 
 import msgpack
 
-from .handed_memory import file_of
+from .handed_memory import file_of, received_memory
 from .reclaimed import ReclaimedMap
 
 Buffer = bytes | bytearray | memoryview
 
 _HEAD = Struct("<QQ")
 """Bytes of the note, and of all."""
+SENT_FROM_FILE_BYTES = 4 << 20
+"""From this size on the memory of a result keeps its file's descriptor, so that it can be sent from there."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 
 
@@ -71,13 +73,16 @@ def receive(connection: socket.socket, kept: list[int] | None = None) -> tuple[A
                 raise EOFError("the other side has gone")
             head += more
         note_bytes, size_bytes = _HEAD.unpack(head)
-        whole = memoryview(ReclaimedMap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
+        if kept is None and size_bytes >= SENT_FROM_FILE_BYTES:
+            whole = received_memory(descriptors.pop(0), size_bytes)
+        else:
+            whole = memoryview(ReclaimedMap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
         note, sizes, given = msgpack.unpackb(whole[:note_bytes])
         buffers: list[memoryview] = []
         at = note_bytes
         for number, size in enumerate(sizes):
             if number == given:
-                buffers.append(memoryview(ReclaimedMap(descriptors[1], size, prot=mmap.PROT_READ)))
+                buffers.append(memoryview(ReclaimedMap(descriptors[-1], size, prot=mmap.PROT_READ)))
                 continue
             buffers.append(whole[at : at + size])
             at += size

@@ -24,7 +24,7 @@ the parser drops the rest of a refused body instead of keeping it.
 """
 
 _AT_ONCE_BYTES = 1 << 20
-_TEXT_AT_ONCE_BYTES = 1 << 18
+_TEXT_AT_ONCE_BYTES = 1 << 16
 """After so much other connections are served first: a socket may hold several MB, and the loop reads on for as long as
 it fills what it is given. JSON is received to the same small memory again and again and written to its file from there:
 that costs less than the pages of a mapping, which the loop would have to wait for one by one."""

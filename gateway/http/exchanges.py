@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Protocol
 
+from charonia.offload.handed_memory import part_of
 from charonia.tensors import Buffer
 
 from .bodies import CLIENT_LEFT, AsgiApp, Message, Scope
@@ -26,8 +28,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_BYTES = 65_536
 """Up to this size copying a body behind its head is cheaper than a second write."""
 
-_SLICE_BYTES = 1 << 18
-"""Encrypting this much takes 0.8 ms, copying it to a socket 0.2; of larger bodies slices are
+_SLICE_BYTES = 1 << 16
+"""Encrypting this much takes 0.2 ms, copying it to a socket 0.05; of larger bodies slices are
 written, and other connections are served between. A small call waits for some of them, one each time that its gateway
 reads or writes."""
 
@@ -84,12 +86,47 @@ class FlowControl:
             self._transport.write(data)
             return
         view = memoryview(data)
-        for at in range(0, len(view), _SLICE_BYTES):
+        sent = 0 if self.encrypts else await self._send_from_file(view)
+        for at in range(sent, len(view), _SLICE_BYTES):
             await self.drain()
             if self._transport.is_closing():
                 return
             self._transport.write(view[at : at + _SLICE_BYTES])
             await asyncio.sleep(0)
+
+    async def _send_from_file(self, view: memoryview) -> int:
+        """Have the kernel pass on the pages of a file: no copy is made, and none is mapped here. Returns how much needs
+        no more writing: nothing where this is not possible, all of it also when the connection is lost.
+        """
+        part = part_of(view)
+        if part is None:
+            return 0
+        await asyncio.sleep(0)  # what was written before leaves at the end of a turn
+        if self._transport.get_write_buffer_size() or self._transport.is_closing():
+            return 0
+        file, offset = part
+        loop = asyncio.get_running_loop()
+        # a descriptor of its own: loops refuse to watch those of their transports
+        client = os.dup(self._transport.get_extra_info("socket").fileno())
+        sent = 0
+        try:
+            while sent < len(view) and not self._transport.is_closing():
+                try:
+                    sent += os.sendfile(client, file, offset + sent, min(_SLICE_BYTES, len(view) - sent))
+                except BlockingIOError:
+                    self.pause_writing()
+                    loop.add_writer(client, self.resume_writing)
+                    try:
+                        await self.drain()
+                    finally:
+                        loop.remove_writer(client)
+                else:
+                    await asyncio.sleep(0)
+        except OSError:
+            self._transport.abort()
+        finally:
+            os.close(client)
+        return len(view)
 
 
 class Connection(Protocol):

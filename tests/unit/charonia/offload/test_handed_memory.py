@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from charonia.offload import handed_memory as module
-from charonia.offload.handed_memory import file_of, handed_memory
-from charonia.offload.handover import receive, send
+from charonia.offload.handed_memory import file_of, handed_memory, part_of
+from charonia.offload.handover import SENT_FROM_FILE_BYTES, receive, send
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +71,21 @@ def test_without_descriptors_there_is_none(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "memfd_create", none)
     assert handed_memory(1) is None
+
+
+def test_a_large_result_can_be_read_from_its_file_until_the_last_view_ends() -> None:
+    large = bytes(range(256)) * (SENT_FROM_FILE_BYTES // 256)
+    ours, theirs = pair()
+    with ours, theirs:
+        send(ours, None, [b"first", large])
+        _, buffers = receive(theirs)
+    part = buffers[1][1000:]
+    found = part_of(part)
+    assert found is not None
+    descriptor, at = found
+    assert os.pread(descriptor, 64, at) == large[1000:1064] == bytes(part[:64])
+    assert part_of(memoryview(large)) is None
+    closed = threading.Event()
+    weakref.finalize(part.obj.file, closed.set)  # type: ignore[attr-defined]
+    del buffers, part
+    assert closed.wait(30.0)
