@@ -434,8 +434,7 @@ class WaveSettler:
                 continue
             self._counts[loaded] = WaveCounts(used=counts.used)
             model, version, increments = loaded.model, loaded.version, counts.increments()
-            self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
-            self._metrics.settled(model, version, increments)
+            self._metrics.executed_waves(model, version, counts.sizes, increments)
             key = keys.statistics(model, version, loaded.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
