@@ -82,6 +82,12 @@ class _Totals:
     """What this executor added to the version's statistics, except for the increments in `added`."""
     added: list[Mapping[str, int]] = field(default_factory=list)
 
+    def add(self, increments: Mapping[str, int]) -> None:
+        """Add increments of the statistics."""
+        self.added.append(increments)
+        if len(self.added) >= _MAX_ADDED:
+            self.add_up()
+
     def add_up(self) -> None:
         added, self.added = self.added, []
         for name in _SETTLED:
@@ -124,9 +130,16 @@ class ExecutorMetrics(Collector):
         totals.failures += len(executed.failures)
 
     def executed_waves(
-        self, model: str, version: int, sizes: Mapping[int, tuple[int, int, int, int]], failures: int
+        self,
+        model: str,
+        version: int,
+        sizes: Mapping[int, tuple[int, int, int, int]],
+        increments: Mapping[str, int],
     ) -> None:
-        """Count executions of waves: by rows how many there were, and their input, infer and output times in ns."""
+        """Count executions of waves: by rows how many there were, and their input, infer and output times in ns.
+
+        `increments` are those of the statistics, as of `settled`.
+        """
         totals = self._of(model, version)
         for rows, (count, input_ns, infer_ns, output_ns) in sizes.items():
             totals.executions += count
@@ -135,14 +148,12 @@ class ExecutorMetrics(Collector):
             totals.input_ns += input_ns
             totals.infer_ns += infer_ns
             totals.output_ns += output_ns
-        totals.failures += failures
+        totals.failures += increments.get("fail_count", 0)
+        totals.add(increments)
 
     def settled(self, model: str, version: int, increments: Mapping[str, int]) -> None:
         """Add one batch's increments of the statistics."""
-        totals = self._of(model, version)
-        totals.added.append(increments)
-        if len(totals.added) >= _MAX_ADDED:
-            totals.add_up()
+        self._of(model, version).add(increments)
 
     def used(self, model: str, version: int, tenant: str, amounts: Amounts) -> None:
         """Add what requests of a tenant have used (`charonia.facts.usage`)."""

@@ -5,6 +5,11 @@ the other: an inference of the identity model (`--kind infer`), the same as a jo
 one request of a gRPC stream to a decoupled model that answers three times (`stream`). A function is on the walk when it
 was called at least once for every second request, beyond what an idle server calls: heartbeats and housekeeping are off
 it. `--list` prints every function.
+
+The model of the stream takes 20 ms for each response, so that each is sent by itself, and the first before the request
+has ended. Responses that are sent together pass up to two files less, and how many are depends on the machine's speed.
+What is done for several requests at once (waves are settled every 10 ms at most) counts where it comes for every second
+one: on a slow machine for each, and then an inference passes up to three files more.
 """
 
 from __future__ import annotations
@@ -43,6 +48,8 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
 """
 _STREAMED_MODEL = '''"""Answers three times."""
 
+import time
+
 import triton_python_backend_utils as pb_utils
 
 
@@ -52,6 +59,7 @@ class TritonPythonModel:
             tensor = pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())
             sender = request.get_response_sender()
             for _ in range(3):
+                time.sleep(0.02)
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''

@@ -379,7 +379,7 @@ class OwnerReports:
 
     def __init__(self, log: Streams, link: LocalLink | None) -> None:
         self._log = log
-        self._link = link
+        self.link = link
 
     async def send(self, header: BatchHeader, fields: Fields) -> None:
         """Report facts, given as fields of an entry, repeating until the log takes them."""
@@ -390,8 +390,8 @@ class OwnerReports:
 
     def hand(self, header: BatchHeader, fields: Fields) -> None:
         """Report facts at once to an owner in this process. Does nothing for a forged header that names no owner."""
-        if self._link is not None:
-            self._link.reports[header.model].hand(fields)
+        if self.link is not None:
+            self.link.reports[header.model].hand(fields)
 
 
 def batch_finished_here(executor: str, batch_id: str, tokens: int = 0) -> list[bytes]:

@@ -20,13 +20,14 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any
 
 from charonia import failpoints, keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, WaveLog
-from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.facts.events import FIELD_FACT, BatchFinished, RequestsEnded, pack_fact
 from charonia.facts.usage import (
     FAILURES,
     INPUT_BYTES,
@@ -49,7 +50,7 @@ from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
 from .settlement import batch_died, batch_finished
-from .settler import OwnerReports, batch_finished_here
+from .settler import OwnerReports
 from .usage_counts import UsageCounts
 from .usage_writer import UsageWriter
 
@@ -228,6 +229,7 @@ class WaveSettler:
         self._sockets = sockets
         self._tasks = tasks
         self._reports = reports
+        self._link = reports.link
         self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
         """The endpoints to whose sockets the gathered waves were answered."""
@@ -296,7 +298,9 @@ class WaveSettler:
         if executed.death is not None:
             fields = batch_died(self._executor, header.batch_id, executed.death, left)
         elif not header.report_to:
-            self._reports.hand(header, batch_finished_here(self._executor, header.batch_id))
+            if self._link is not None:  # else the header is forged: no owner is in this process
+                ended: list[Any] = [FIELD_FACT, BatchFinished(self._executor, header.batch_id)]
+                self._link.reports[header.model].hand(ended)
             return
         else:
             fields = batch_finished(self._executor, header.batch_id)
@@ -432,8 +436,7 @@ class WaveSettler:
                 continue
             self._counts[loaded] = WaveCounts(used=counts.used)
             model, version, increments = loaded.model, loaded.version, counts.increments()
-            self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
-            self._metrics.settled(model, version, increments)
+            self._metrics.executed_waves(model, version, counts.sizes, increments)
             key = keys.statistics(model, version, loaded.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
