@@ -3,8 +3,7 @@
 Python that runs in a thread takes turns with the loop for the interpreter's lock, and a single call into a native
 library that keeps the lock (a JSON or protobuf parser, NumPy over lists) stops it altogether. Such work is done in a
 process of its own, which starts with its first task and ends when it has had none for a while. Two workers, so that a
-message of 64 MB does not make those of 300 KB wait. The one for large messages has the processors' spare time
-(`spare_time`). Threads are for libraries that let go of the lock, as zlib does.
+message of 64 MB does not make those of 300 KB wait. Threads are for libraries that let go of the lock, as zlib does.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any, TypeVar, TypeVarTuple
 from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExhausted
 
 from .handover import Buffer, receive, send
-from .spare_time import IN_SPARE_TIME, SpareTime
 
 OFF_LOOP_BYTES = 64 * 1024
 """What fronts have to parse or write that is larger leaves the event loop. JSON of this size takes up to 10 ms, and
@@ -45,7 +43,6 @@ IDLE_S = 30.0
 """A worker without a task for so long ends."""
 
 _THREADS = 2
-_END_S = 0.2
 
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -91,8 +88,7 @@ class Offload:
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_TASKS, idle_s: float = IDLE_S) -> None:
         self._max_bytes = max_bytes
         self._max_tasks = max_tasks
-        large = _Worker("charonia-offload-large", idle_s, SpareTime())
-        self._workers = (_Worker("charonia-offload", idle_s), large)
+        self._workers = (_Worker("charonia-offload", idle_s), _Worker("charonia-offload-large", idle_s))
         self._threads = ThreadPoolExecutor(_THREADS, "offload")
         self.tasks = self.size_bytes = 0
         """What waits or runs now."""
@@ -174,21 +170,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, _TUNABLES: f"{_HUGE_PAGES}:{tunables}" if tunables else _HUGE_PAGES}
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker. One that starves needs long to end: it is waited for in a thread."""
-    process.kill()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        threading.Thread(target=process.wait, name="charonia-offload-end", daemon=True).start()
-
-
 class _Worker:
     """One process and the thread that talks to it."""
 
-    def __init__(self, name: str, idle_s: float, spare_time: SpareTime | None = None) -> None:
+    def __init__(self, name: str, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._spare_time = spare_time
         self.thread = ThreadPoolExecutor(1, name)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -211,10 +197,6 @@ class _Worker:
         connection = self._connected()
         try:
             send(connection, [task.function, task.note], task.buffers)
-            if self._spare_time is not None and self._spare_time.starved(self.process_id, connection):
-                self._end()  # tasks only make something of what they are given: this one is done again
-                connection = self._connected()
-                send(connection, [task.function, task.note], task.buffers)
             (answer, failure), buffers = receive(connection)
         except (EOFError, OSError) as error:
             self._end()
@@ -233,15 +215,11 @@ class _Worker:
             if self._closed:
                 raise InternalError("Server exiting")
             if self._socket is not None and self._process is not None and self._process.poll() is None:
-                if self._spare_time is not None:
-                    self._spare_time.begin(self._process.pid)
                 return self._socket
         self._end()
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-P", "-m", "charonia.offload.worker", str(theirs.fileno())]
-            if self._spare_time is not None and self._spare_time.may_be_used:
-                words.append(IN_SPARE_TIME)
             try:
                 process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environment()
@@ -269,7 +247,8 @@ class _Worker:
         if connection is not None:
             connection.close()
         if process is not None:
-            _kill(process)
+            process.kill()
+            process.wait()
 
     def close(self) -> None:
         with self._lock:
@@ -279,7 +258,8 @@ class _Worker:
         self.thread.shutdown(wait=False, cancel_futures=True)
         process = self._process
         if process is not None:
-            _kill(process)  # a thread that waits for it sees the end of its socket
+            process.kill()  # a thread that waits for it sees the end of its socket
+            process.wait()
         connection = self._socket
         if connection is not None:
             with contextlib.suppress(OSError):

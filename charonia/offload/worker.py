@@ -23,7 +23,6 @@ from typing import Any
 from charonia.errors import CharoniaError, InternalError
 
 from .handover import Buffer, receive, send
-from .spare_time import IN_SPARE_TIME, run_in_spare_time
 from .time_slices import work_in_bulk
 
 _HELD_S = 1.0
@@ -32,13 +31,11 @@ _HELD_S = 1.0
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
 
 
-def main(descriptor: int, *, in_spare_time: bool) -> None:
+def main(descriptor: int) -> None:
     """Serve the socket with this descriptor until its other end is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the whole process group: the owner still has tasks
         signal.signal(number, signal.SIG_IGN)
     work_in_bulk(ends_first=True)
-    if in_spare_time:
-        run_in_spare_time()
     gc.disable()  # tasks make millions of objects and no cycles
     known: dict[str, Function] = {}
     held: list[int] = []
@@ -75,4 +72,4 @@ def _serve_one(connection: socket.socket, known: dict[str, Function], held: list
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), in_spare_time=IN_SPARE_TIME in sys.argv[2:])
+    main(int(sys.argv[1]))
