@@ -45,7 +45,8 @@ def aim_of(group: Mapping[str, Any]) -> Aim:
 
 
 def trial_columns(group: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Columns of `trial_rows`: heading and key. Knobs come first."""
+    """Columns of `trial_rows`: heading and key. Knobs come first; of models under load together, each one's figures
+    follow those of all."""
     several = len(group["tuned"]) > 1
     knobs = [
         (f"{d['model']} {d['knob']}" if several else d["knob"], f"{d['model']} {d['knob']}")
@@ -53,7 +54,15 @@ def trial_columns(group: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     judged = f"p{group['percentile']} ms"
     figures = [("infer/s", "rate"), (judged, "latency"), ("MiB", "memory"), ("batch", "size"), ("queue ms", "queue")]
+    if is_of_several(group):
+        for model in group["models"]:
+            figures += [(f"{model} infer/s", f"{model} rate"), (f"{model} {judged}", f"{model} latency")]
     return [*knobs, *figures, ("", "note")]
+
+
+def is_of_several(group: Mapping[str, Any]) -> bool:
+    """Whether several models were under load together."""
+    return len(group["models"]) > 1
 
 
 def trial_rows(group: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -90,13 +99,18 @@ def _row(group: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
 
 def _figures_row(observation: Observation, at: int) -> dict[str, Any]:
     found = verdict.figures(observation, at)
+    of_each: dict[str, Any] = {}
+    for target in observation["targets"]:
+        own = verdict.figures(observation, at, target)
+        of_each[f"{target} rate"] = round(own["rate"], 1)
+        of_each[f"{target} latency"] = round(own["latency_us"] / 1000, 1)
     server = [figures for levels in observation["targets"].values() for figures in levels[at]["server"].values()]
     executions = sum(figures["executions"] for figures in server)
     sizes = sum(figures["inferences"] for figures in server) / executions if executions else 0.0
     return {
         "rate": round(found["rate"], 1), "latency": round(found["latency_us"] / 1000, 1),
         "memory": round(found["memory_bytes"] / _MIB), "size": round(sizes, 1),
-        "queue": round(sum(figures["queue_us"] for figures in server) / 1000, 1),
+        "queue": round(sum(figures["queue_us"] for figures in server) / 1000, 1), **of_each,
     }  # fmt: skip
 
 

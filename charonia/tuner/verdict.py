@@ -66,10 +66,10 @@ def levels_of(observation: Observation) -> int:
     return min((len(levels) for levels in observation["targets"].values()), default=0)
 
 
-def figures(observation: Observation, at: int) -> dict[str, float]:
+def figures(observation: Observation, at: int, target: str = "") -> dict[str, float]:
     """Rate (of several models the geometric mean, so that each counts alike), latency in us (of several the longest)
-    and bytes of a level."""
-    levels = [levels[at] for levels in observation["targets"].values()]
+    and bytes of a level; with `target` rate and latency of that model alone."""
+    levels = [levels[at] for name, levels in observation["targets"].items() if target in ("", name)]
     rates = [level["rate"] for level in levels]
     rate = rates[0]
     if len(rates) > 1:
