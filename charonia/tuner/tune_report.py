@@ -15,6 +15,8 @@ from .knobs import KNOBS, Settings
 from .verdict import Aim, Observation
 
 _SHOWN = 12
+_FAILURE_SHOWN = 200
+"""Characters of a failure in a table."""
 _MIB = 1 << 20
 _BEYOND_PERCENTILE = 5
 """Requests slower than the judged percentile, of which fewer are noted."""
@@ -84,7 +86,7 @@ def _row(group: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
         if holds
     ]  # fmt: skip
     if trial["level"] is None or trial["score"][0] == 0:
-        words.append(f"failed: {observation['failed'] or 'requests failed'}"[:100])
+        words.append(f"failed: {verdict.failure(observation) or 'no request was answered'}"[:_FAILURE_SHOWN])
     if trial["level"] is not None:
         row |= _figures_row(observation, trial["level"])
         if not _is_stable(observation, trial["level"]):
@@ -154,7 +156,7 @@ def figures_text(observation: Observation, aim: Aim) -> str:
     words += f", {found['memory_bytes'] / _MIB:.0f} MiB" if found["memory_bytes"] else ""
     words += "" if _is_stable(observation, at) else ", not stable"
     failed = sum(sum(levels[at]["errors"].values()) for levels in observation["targets"].values())
-    return words + (f", {failed} requests failed" if failed else "")
+    return words + (f", {failed} requests failed: {verdict.failure(observation)}" if failed else "")
 
 
 def _is_stable(observation: Observation, at: int) -> bool:

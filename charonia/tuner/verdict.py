@@ -106,6 +106,18 @@ def has_failed(score: Score) -> bool:
     return score.rank == _FAILED
 
 
+def failure(observation: Observation) -> str:
+    """Why a configuration has no figures, or the most frequent error of its requests; empty if nothing failed."""
+    if observation.get("failed"):
+        return str(observation["failed"])
+    errors: dict[str, int] = {}
+    for levels in observation["targets"].values():
+        for level in levels:
+            for said, count in level["errors"].items():
+                errors[said] = errors.get(said, 0) + count
+    return max(errors, key=lambda said: errors[said], default="")
+
+
 def ranked(observations: Mapping[str, Observation], aim: Aim) -> list[str]:
     """Keys from the best to the worst, those that failed left out; equals stay in their order."""
     scores = {key: score_of(observation, aim) for key, observation in observations.items()}

@@ -260,6 +260,9 @@ def test_a_written_one_that_fails_in_turns_stays_and_gets_another_server(
 def test_what_failed_is_measured_again(repository: Path, machine: Machine) -> None:
     good, machine.rate = machine.rate, lambda _: 0.1
     assert tune(repository, "a", "--rounds", "0") == 1
+    assert report(repository)["groups"][0]["reasons"] == [
+        "Every measured configuration failed; as written: the server ended with 1"
+    ]
     failed = len(machine.configs)
     machine.rate = good
     assert tune(repository, "a", "--rounds", "0") == 0
