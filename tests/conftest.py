@@ -61,6 +61,8 @@ _LONG = [
     "e2e/test_log_failures.py",
     "e2e/test_state_moves.py",
     "e2e/test_stalls.py",
+    "e2e/test_tuner.py",
+    "e2e/test_tutorials.py",
 ]
 """Files of tests that take longest: first, so that no worker is left alone with one at the end."""
 

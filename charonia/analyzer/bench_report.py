@@ -151,8 +151,50 @@ def notes(result: LevelResult) -> list[str]:
     return found
 
 
+def threshold_text(run: Run, results: Sequence[LevelResult]) -> str:
+    """Which level is the last one within `--latency-threshold`, or that none is and what to do; empty without one."""
+    options = run.options
+    limit_ms, word = options.words.latency_threshold, run.level_word.lower()
+    if not limit_ms or not results:
+        return ""
+    asked = f"{'mean' if options.percentile is None else f'p{options.percentile}'} latency of at most {limit_ms:g} ms"
+    within = [result for result in results if result.within_threshold]
+    if within:
+        found = max(within, key=lambda result: result.level)
+        said = (
+            f"The highest measured level with a {asked}: {word} {run.shown(found.level)}, with "
+            f"{_judged_ms(run, found)} and {found.figures.rate:.1f} infer/s."
+        )
+        if not found.is_good:
+            said += " It was not stable, or had failed requests."
+        if not options.words.request_intervals and found.level >= options.levels.end > 0:
+            said += " It is the end of the range: higher ones were not tried."
+        return said
+    said = f"No measured level met the latency threshold: asked was a {asked}, "
+    answered = [result for result in results if result.figures.completed]
+    if not answered:
+        return said + "and no request was answered."
+    best = min(answered, key=lambda result: result.figures.judged_ns(options.percentile))
+    said += f"the best measured is {_judged_ms(run, best)}, of {word} {run.shown(best.level)}. "
+    ways = ["raise --latency-threshold"]
+    if not options.words.request_intervals and (options.is_open or best.level > 1):
+        ways.append(f"begin the range below {best.level:g}")
+    ways += ["lower -b"] if options.words.batch > 1 else []
+    ways.append("make the model faster (charonia tune)")
+    ways[0] = ways[0].capitalize()
+    return said + f"{', '.join(ways[:-1])}, or {ways[-1]}."
+
+
+def _judged_ms(run: Run, result: LevelResult) -> str:
+    return f"{result.figures.judged_ns(run.options.percentile) / 1e6:.3f} ms"
+
+
+def _has_threshold(run: Run) -> bool:
+    return bool(run.options.words.latency_threshold)
+
+
 def summary_table(run: Run, results: Sequence[LevelResult]) -> str:
-    """One line for each level."""
+    """One line for each level, and below them what `threshold_text` says."""
     rows = []
     for result in results:
         figures = result.figures
@@ -165,13 +207,17 @@ def summary_table(run: Run, results: Sequence[LevelResult]) -> str:
         row["generator"] = f"{figures.generator_share * 100:.0f} %"
         row["failed"] = str(figures.errors.total())
         row["stable"] = "yes" if result.is_stable else "no"
+        row["within"] = "yes" if result.within_threshold else "no"
         rows.append(row)
     percents = [(f"p{p} us", f"p{p}") for p in _percents(run.options.percentile)]
     columns = [
         (run.level_word, "level"), ("infer/s", "rate"), ("avg us", "avg"), *percents, ("queue us", "queue"),
         ("infer us", "infer"), ("generator", "generator"), ("failed", "failed"), ("stable", "stable"),
     ]  # fmt: skip
-    return "\n".join(table(rows, columns))
+    if not _has_threshold(run):
+        return "\n".join(table(rows, columns))
+    columns.append((f"within {run.options.words.latency_threshold:g} ms", "within"))
+    return "\n".join([*table(rows, columns), "", threshold_text(run, results)])
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
@@ -179,7 +225,7 @@ def summary_table(run: Run, results: Sequence[LevelResult]) -> str:
 
 def csv_text(run: Run, results: Sequence[LevelResult]) -> str:
     """perf_analyzer's report: times are microseconds of one request. A server without statistics leaves out its
-    columns."""
+    columns. With `--latency-threshold` the last column, which perf_analyzer has not, is 1 for a level within it."""
     has_server = any(run.view.name in result.figures.server for result in results)
     has_responses = any(result.figures.responses > result.figures.completed for result in results)
     percents = _percents(run.options.percentile)
@@ -194,6 +240,7 @@ def csv_text(run: Run, results: Sequence[LevelResult]) -> str:
     if run.options.words.verbose_csv:
         heading += ["Avg latency", "request/response", "response wait"]
         heading += [name for name, _, _ in _GPU_COLUMNS] if run.options.words.collect_metrics else []
+    heading += ["Within Latency Threshold"] if _has_threshold(run) else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(heading)
@@ -223,6 +270,7 @@ def _csv_row(run: Run, result: LevelResult, has_server: bool, has_responses: boo
         row += [f"{figures.latency.mean_ns / 1000:.0f}", f"{both:.0f}", f"{wait:.0f}"]
         if run.options.words.collect_metrics:
             row += [_gpu_cell(figures.metrics.get(metric, {}), how) for _, metric, how in _GPU_COLUMNS]
+    row += [str(int(result.within_threshold))] if _has_threshold(run) else []
     return row
 
 
@@ -259,6 +307,8 @@ def document(run: Run, results: Sequence[LevelResult]) -> dict[str, Any]:
         "processes": run.processes,
         "judged_by": "mean" if options.percentile is None else f"p{options.percentile}",
         "stability_percent": options.words.stability_percentage,
+        "latency_threshold_ms": options.words.latency_threshold,
+        "latency_threshold_result": threshold_text(run, results),
         "levels": [_level(run, result) for result in results],
     }
 

@@ -126,6 +126,8 @@ def _show(described: Run, results: Sequence[LevelResult]) -> int:
     found = bench_report.document(described, results)
     if arguments.json == "-":
         _print(json.dumps(found))
+        if not any(result.within_threshold for result in results):
+            _complain(bench_report.threshold_text(described, results))
     else:
         _print("\n" + bench_report.summary_table(described, results))
     for path, make in (
@@ -359,7 +361,9 @@ class Bench:
         words, percentile = self._words, self._options.percentile
         self._workers.ask({"do": "stop"})
         figures = joined(self._windows[-stability.AGREEING :])
-        within = not words.latency_threshold or figures.judged_ns(percentile) <= words.latency_threshold * 1e6
+        limit_ns = words.latency_threshold * 1e6
+        # without an answer there is no latency that could be within
+        within = not limit_ns or (figures.completed > 0 and figures.judged_ns(percentile) <= limit_ns)
         intended = self._level if self._options.is_open else 0.0
         return LevelResult(self._level, self._is_stable, within, tuple(self._windows), figures, intended)
 

@@ -105,6 +105,7 @@ def _conditions(found: Mapping[str, Any]) -> str:
         ("protocol", ("gRPC" if found["protocol"] == "grpc" else "HTTP") + stream),
         ("load", f"{load}, {found['processes']} process(es)"),
         ("stable", judged),
+        *([("sought", sought)] if (sought := found["latency_threshold_result"]) else []),
         ("load average", ", ".join(f"{value:g}" for value in found["load_average"]) + " of the measuring machine"),
     ]
     return (
@@ -129,6 +130,8 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
         "infer",
         "generator",
     ]
+    limit_ms = found["latency_threshold_ms"]
+    last = ["failed", "stable", *([f"within {limit_ms:g} ms"] if limit_ms else [])]
     rows = []
     for level in levels:
         latency, server = level["latency_us"], level["server"].get(found["model"])
@@ -138,9 +141,10 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
         cells.append(f"{level['generator']['cores'] * 100:.0f} %")
         failed = sum(level["errors"].values())
         cells.append(f'<span class="bad">{failed}</span>' if failed else "0")
-        cells.append("yes" if level["stable"] else '<span class="bad">no</span>')
+        cells.append(_yes_or_no(level["stable"]))
+        cells += [_yes_or_no(level["within_threshold"])] if limit_ms else []
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*heads, "failed", "stable"])
+    head = "".join(f"<th>{escape(name)}</th>" for name in [*heads, *last])
     said = [f"{level['level']:g}: {note}" for level in levels for note in level["notes"]]
     said += [
         f"{level['level']:g}: failed {count} times: {text}"
@@ -150,6 +154,10 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
     words = "".join(f"<p>{escape(text)}</p>" for text in said[:_MAX_SERIES])
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<div class="card wide"><h2>Figures</h2>{table}{words}</div>'
+
+
+def _yes_or_no(holds: bool) -> str:
+    return "yes" if holds else '<span class="bad">no</span>'
 
 
 def number_text(value: float) -> str:

@@ -27,7 +27,8 @@ def page(described: Mapping[str, Any]) -> str:
 
 
 def _group(group: Mapping[str, Any], *, several: bool) -> str:
-    cards = [_front_card(group), _memory_card(group), *_knob_cards(group), _turn_card(group)]
+    of_each = [_front_card(group, model) for model in group["models"]] if tune_report.is_of_several(group) else []
+    cards = [_front_card(group), _memory_card(group), *of_each, *_knob_cards(group), _turn_card(group)]
     heading = f"<h1>{escape(', '.join(group['models']))}</h1>" if several else ""
     grid = f'<div class="grid">{"".join(made for made in cards if made)}</div>'
     rows = tune_report.trial_rows(group)[:_MOST_ROWS]
@@ -67,12 +68,12 @@ def _summary(group: Mapping[str, Any]) -> str:
     return f'<div class="card"><h2>Why this configuration</h2>{words}<p></p><dl>{shown}</dl></div>'
 
 
-def _points(group: Mapping[str, Any]) -> dict[str, tuple[dict[str, float], str]]:
-    """Figures and words of each configuration that has figures."""
+def _points(group: Mapping[str, Any], target: str = "") -> dict[str, tuple[dict[str, float], str]]:
+    """Figures and words of each configuration that has figures; with `target` those of that model alone."""
     settings = {trial["name"]: trial["settings"] for trial in group["trials"]}
     return {
         trial["name"]: (
-            verdict.figures(trial["observation"], trial["level"]),
+            verdict.figures(trial["observation"], trial["level"], target),
             tune_report.changed_text(trial["settings"], settings[group["base"]]),
         )
         for trial in group["trials"]
@@ -80,20 +81,24 @@ def _points(group: Mapping[str, Any]) -> dict[str, tuple[dict[str, float], str]]
     }
 
 
-def _front_card(group: Mapping[str, Any]) -> str:
-    points = _points(group)
+def _front_card(group: Mapping[str, Any], target: str = "") -> str:
+    """Rate and latency of all configurations: of the model `target`, or of all that were under load."""
+    points = _points(group, target)
 
     def place(name: str) -> tuple[float, float]:
         found = points[name][0]
         return found["rate"], found["latency_us"] / 1000
 
     note = "The line is the front of rate and latency: no configuration has more of one without less of the other."
+    if tune_report.is_of_several(group) and not target:
+        note += " The rate is the geometric mean of the models', the latency that of the slowest one."
     if group["latency_limit_us"]:
         note += f" The limit is {group['latency_limit_us'] / 1000:g} ms."
     steps = _staircase(points, "latency_us")
     series = _marked(group, points, place, steps, "Pareto front (rate, latency)")
     plot = lines(series, "inferences a second", f"ms, p{group['percentile']}", linear)
-    return card("Latency over throughput", plot, series, note) if points else ""
+    title = f"{target}: latency over throughput" if target else "Latency over throughput"
+    return card(title, plot, series, note) if points else ""
 
 
 def _memory_card(group: Mapping[str, Any]) -> str:

@@ -15,6 +15,8 @@ from .knobs import KNOBS, Settings
 from .verdict import Aim, Observation
 
 _SHOWN = 12
+_FAILURE_SHOWN = 200
+"""Characters of a failure in a table."""
 _MIB = 1 << 20
 _BEYOND_PERCENTILE = 5
 """Requests slower than the judged percentile, of which fewer are noted."""
@@ -45,7 +47,8 @@ def aim_of(group: Mapping[str, Any]) -> Aim:
 
 
 def trial_columns(group: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Columns of `trial_rows`: heading and key. Knobs come first."""
+    """Columns of `trial_rows`: heading and key. Knobs come first; of models under load together, each one's figures
+    follow those of all."""
     several = len(group["tuned"]) > 1
     knobs = [
         (f"{d['model']} {d['knob']}" if several else d["knob"], f"{d['model']} {d['knob']}")
@@ -53,7 +56,15 @@ def trial_columns(group: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     judged = f"p{group['percentile']} ms"
     figures = [("infer/s", "rate"), (judged, "latency"), ("MiB", "memory"), ("batch", "size"), ("queue ms", "queue")]
+    if is_of_several(group):
+        for model in group["models"]:
+            figures += [(f"{model} infer/s", f"{model} rate"), (f"{model} {judged}", f"{model} latency")]
     return [*knobs, *figures, ("", "note")]
+
+
+def is_of_several(group: Mapping[str, Any]) -> bool:
+    """Whether several models were under load together."""
+    return len(group["models"]) > 1
 
 
 def trial_rows(group: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,7 +86,7 @@ def _row(group: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
         if holds
     ]  # fmt: skip
     if trial["level"] is None or trial["score"][0] == 0:
-        words.append(f"failed: {observation['failed'] or 'requests failed'}"[:100])
+        words.append(f"failed: {verdict.failure(observation) or 'no request was answered'}"[:_FAILURE_SHOWN])
     if trial["level"] is not None:
         row |= _figures_row(observation, trial["level"])
         if not _is_stable(observation, trial["level"]):
@@ -90,13 +101,18 @@ def _row(group: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
 
 def _figures_row(observation: Observation, at: int) -> dict[str, Any]:
     found = verdict.figures(observation, at)
+    of_each: dict[str, Any] = {}
+    for target in observation["targets"]:
+        own = verdict.figures(observation, at, target)
+        of_each[f"{target} rate"] = round(own["rate"], 1)
+        of_each[f"{target} latency"] = round(own["latency_us"] / 1000, 1)
     server = [figures for levels in observation["targets"].values() for figures in levels[at]["server"].values()]
     executions = sum(figures["executions"] for figures in server)
     sizes = sum(figures["inferences"] for figures in server) / executions if executions else 0.0
     return {
         "rate": round(found["rate"], 1), "latency": round(found["latency_us"] / 1000, 1),
         "memory": round(found["memory_bytes"] / _MIB), "size": round(sizes, 1),
-        "queue": round(sum(figures["queue_us"] for figures in server) / 1000, 1),
+        "queue": round(sum(figures["queue_us"] for figures in server) / 1000, 1), **of_each,
     }  # fmt: skip
 
 
@@ -140,7 +156,7 @@ def figures_text(observation: Observation, aim: Aim) -> str:
     words += f", {found['memory_bytes'] / _MIB:.0f} MiB" if found["memory_bytes"] else ""
     words += "" if _is_stable(observation, at) else ", not stable"
     failed = sum(sum(levels[at]["errors"].values()) for levels in observation["targets"].values())
-    return words + (f", {failed} requests failed" if failed else "")
+    return words + (f", {failed} requests failed: {verdict.failure(observation)}" if failed else "")
 
 
 def _is_stable(observation: Observation, at: int) -> bool:

@@ -371,6 +371,10 @@ class GroupTuning:
         self, winner: str, changes: Sequence[tuple[str, str, str, str]], turns: Sequence[Mapping[str, Any]]
     ) -> list[str]:
         if not winner:
+            observations = self._trials.observations
+            if all(verdict.has_failed(verdict.score_of(found, self._options.aim)) for found in observations.values()):
+                why = verdict.failure(observations[self._base]) or "no request was answered"
+                return [f"Every measured configuration failed; as written: {why}"]
             return ["No measured configuration keeps to the limits."]
         if winner == self._base and turns:
             return [

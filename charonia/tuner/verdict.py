@@ -66,10 +66,10 @@ def levels_of(observation: Observation) -> int:
     return min((len(levels) for levels in observation["targets"].values()), default=0)
 
 
-def figures(observation: Observation, at: int) -> dict[str, float]:
+def figures(observation: Observation, at: int, target: str = "") -> dict[str, float]:
     """Rate (of several models the geometric mean, so that each counts alike), latency in us (of several the longest)
-    and bytes of a level."""
-    levels = [levels[at] for levels in observation["targets"].values()]
+    and bytes of a level; with `target` rate and latency of that model alone."""
+    levels = [levels[at] for name, levels in observation["targets"].items() if target in ("", name)]
     rates = [level["rate"] for level in levels]
     rate = rates[0]
     if len(rates) > 1:
@@ -104,6 +104,18 @@ def is_within(score: Score) -> bool:
 def has_failed(score: Score) -> bool:
     """Whether it has no figures, or requests that failed."""
     return score.rank == _FAILED
+
+
+def failure(observation: Observation) -> str:
+    """Why a configuration has no figures, or the most frequent error of its requests; empty if nothing failed."""
+    if observation.get("failed"):
+        return str(observation["failed"])
+    errors: dict[str, int] = {}
+    for levels in observation["targets"].values():
+        for level in levels:
+            for said, count in level["errors"].items():
+                errors[said] = errors.get(said, 0) + count
+    return max(errors, key=lambda said: errors[said], default="")
 
 
 def ranked(observations: Mapping[str, Observation], aim: Aim) -> list[str]:

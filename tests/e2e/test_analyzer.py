@@ -140,6 +140,13 @@ def test_a_search_within_a_threshold(
     found = bench("-u", server.http, *words, "--request-count", "20", capsys=capsys)
     assert [level["level"] for level in found["levels"]] == levels
     assert all(level["within_threshold"] == (levels != [1]) for level in found["levels"])
+    assert cli.main(["bench", "-m", "identity", "-u", server.http, *words, "--request-count", "20"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    if levels == [1]:
+        assert said.startswith("No measured level met the latency threshold: asked was a mean latency of at most 0.001")
+        assert "of concurrency 1. Raise --latency-threshold, or" in said
+    else:
+        assert "at most 600000 ms: concurrency 5, with " in said
 
 
 def test_what_fails_is_said(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ A block of a page is executed when the line before its fence is `<!-- executed -
 -->` where what it prints is measured. In a `console` block each `$ ` begins a command, which goes on in lines behind
 six spaces, and the lines below are its output; commands of a page share a folder and exported variables. A `python`
 block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual
-ports, which are replaced by those of the server at hand.
+ports, which are replaced by those of the server at hand. A command may leave a process behind (`&`) that writes
+elsewhere; it is ended with the page.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
@@ -19,6 +20,8 @@ import io
 import math
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,7 +37,8 @@ _TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DO
 _ANY_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?"
 _GOES_ON = " " * 6
 """Begins a further line of a command."""
-_COMMAND_WITHIN_S = 120
+_COMMAND_WITHIN_S = 300
+"""Of a command that hangs; `charonia tune` starts five servers, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,10 @@ class Reader:
         self._folder = folder
         self._places = {"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics}
         self._clients = {"grpc": grpc, "http": http}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            console_port = str(free.getsockname()[1])
+        self._places["localhost:8004"] = f"127.0.0.1:{console_port}"
         programs = Path(sys.executable).parent
         folder.mkdir(parents=True)
         (folder / ".venv").symlink_to(programs.parent)  # whole, as the interpreter looks for its settings there
@@ -127,10 +135,24 @@ class Reader:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "CHARONIA_URL": f"http://{http}",
             "CHARONIA_LOG_URL": log_url,
+            "CHARONIA_CONSOLE_PORT": console_port,
         }
 
     def follow(self, text: str) -> list[str]:
         """Executes the marked blocks of a page; what it is wrong about, empty when it is right."""
+        try:
+            return self._follow(text)
+        finally:
+            self._end_what_is_left()
+
+    def _end_what_is_left(self) -> None:
+        """Ends the processes that commands left behind: those whose working directory is the reader's folder."""
+        for place in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):  # of another user, or gone
+                if place.readlink() == self._folder.resolve():
+                    os.kill(int(place.parent.name), signal.SIGTERM)
+
+    def _follow(self, text: str) -> list[str]:
         ids, names, wrong = Ids(), dict[str, Any](), []
         for block in executed_blocks(text):
             if block.kind == "python":

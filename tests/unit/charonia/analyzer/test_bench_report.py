@@ -7,13 +7,22 @@ import io
 import json
 import re
 from collections import Counter
+from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from charonia.analyzer.bench_options import parsed
-from charonia.analyzer.bench_report import LevelResult, Run, csv_text, document, level_text, summary_table
+from charonia.analyzer.bench_report import (
+    LevelResult,
+    Run,
+    csv_text,
+    document,
+    level_text,
+    summary_table,
+    threshold_text,
+)
 from charonia.analyzer.input_data import model_view
 from charonia.analyzer.latency_histogram import LatencyHistogram
 from charonia.analyzer.report_page import linear, page
@@ -102,6 +111,76 @@ def test_text() -> None:
         assert part in text
     assert not bad.is_good
     assert "no" in summary_table(run(), [result(), bad]).splitlines()[2].split()
+
+
+def judged(level: float, latency_us: int, *, within: bool) -> LevelResult:
+    made = figures(latency_us=latency_us)
+    return LevelResult(level, True, within, (made,), made)
+
+
+@pytest.mark.parametrize(
+    ("line", "results", "said"),
+    [
+        ("", [judged(1, 9000, within=True)], ""),
+        (
+            "--latency-threshold 5 --binary-search --concurrency-range 1:8",
+            [judged(1, 9000, within=False)],
+            "No measured level met the latency threshold: asked was a mean latency of at most 5 ms, the best measured "
+            "is 9.000 ms, of concurrency 1. Raise --latency-threshold, or make the model faster (charonia tune).",
+        ),
+        (
+            "--latency-threshold 0.5 --request-rate-range 20:90 --percentile 99 -b 4",
+            [judged(20, 9000, within=False), judged(40, 7000, within=False)],
+            "No measured level met the latency threshold: asked was a p99 latency of at most 0.5 ms, the best measured "
+            "is 7.000 ms, of request rate 40. Raise --latency-threshold, begin the range below 40, lower -b, or make "
+            "the model faster (charonia tune).",
+        ),
+        (
+            "--latency-threshold 5 --binary-search --concurrency-range 1:8",
+            [judged(1, 1000, within=True), judged(8, 9000, within=False), judged(4, 4000, within=True)],
+            "The highest measured level with a mean latency of at most 5 ms: concurrency 4, with 4.000 ms and 50.0 "
+            "infer/s.",
+        ),
+        (
+            "--latency-threshold 5 --concurrency-range 8",
+            [LevelResult(8, False, True, (figures(),), figures())],
+            "The highest measured level with a mean latency of at most 5 ms: concurrency 8, with 1.000 ms and 50.0 "
+            "infer/s. It was not stable, or had failed requests. It is the end of the range: higher ones were not "
+            "tried.",
+        ),
+        (
+            "--latency-threshold 5",
+            [LevelResult(1, False, False, (WindowFigures(),), WindowFigures())],
+            "No measured level met the latency threshold: asked was a mean latency of at most 5 ms, and no request was "
+            "answered.",
+        ),
+    ],
+)
+def test_every_output_says_what_met_the_threshold(line: str, results: list[LevelResult], said: str) -> None:
+    described = run(line)
+    # to three digits, as a histogram has them
+    assert re.sub(r"\d\.\d{3} ms", _rounded, threshold_text(described, results)) == said
+    found = json.loads(json.dumps(document(described, results)))
+    assert found["latency_threshold_result"] == threshold_text(described, results)
+    lines, columns = summary_table(described, results).splitlines(), rows(csv_text(described, results))
+    if not said:
+        assert "within" not in lines[0].lower()
+        assert "Within Latency Threshold" not in columns[0]
+        assert "<th>within" not in page(found)
+        return
+    limit = f"within {found['latency_threshold_ms']:g} ms"
+    assert lines[0].endswith(limit.upper())
+    assert [row.split()[-1] == "yes" for row in lines[1 : 1 + len(results)]] == [
+        one.within_threshold for one in results
+    ]
+    assert lines[-1] == found["latency_threshold_result"]
+    assert [row["Within Latency Threshold"] for row in columns] == [str(int(one.within_threshold)) for one in results]
+    assert f"<th>{limit}</th>" in page(found)
+    assert f"<dd>{escape(found['latency_threshold_result'])}</dd>" in page(found)
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{round(float(found[0].removesuffix(' ms')), 1):.3f} ms"
 
 
 def test_the_document_and_the_page() -> None:

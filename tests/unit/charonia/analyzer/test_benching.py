@@ -79,6 +79,15 @@ def test_a_level_whose_requests_do_not_end_is_given_up(
     assert "5 of 7 requests ended" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("threshold_ms", "lost", "within"), [("5", 7, False), ("5", 0, True), ("0.0001", 0, False)])
+def test_a_level_without_answers_is_not_within_the_threshold(
+    threshold_ms: str, lost: int, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benching, "_STALLED_S", 0.0)
+    line = f"--request-count 7 --measurement-interval 1 --latency-threshold {threshold_ms}"
+    assert bench(line, FakeWorkers(1, lost=lost)).measure(1).within_threshold is within
+
+
 @pytest.mark.parametrize(
     ("line", "sequences", "processes"),
     [

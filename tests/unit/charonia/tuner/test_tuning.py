@@ -187,6 +187,10 @@ def test_models_one_after_the_other_and_together(repository: Path, machine: Mach
     assert machine.targets[-1] == ("a", "b")
     winner = next(trial for trial in group["trials"] if trial["name"] == group["winner"])
     assert (winner["settings"]["a instances"], winner["settings"]["b instances"]) == ("3", "3")
+    page = (repository.parent / "out" / "report.html").read_text()
+    for model in ("a", "b"):
+        assert f"<h2>{model}: latency over throughput</h2><svg" in page
+        assert f"<th>{model} infer/s</th><th>{model} p99 ms</th>" in page
 
 
 def test_of_an_ensemble_its_steps_are_tuned(repository: Path, machine: Machine) -> None:
@@ -256,6 +260,9 @@ def test_a_written_one_that_fails_in_turns_stays_and_gets_another_server(
 def test_what_failed_is_measured_again(repository: Path, machine: Machine) -> None:
     good, machine.rate = machine.rate, lambda _: 0.1
     assert tune(repository, "a", "--rounds", "0") == 1
+    assert report(repository)["groups"][0]["reasons"] == [
+        "Every measured configuration failed; as written: the server ended with 1"
+    ]
     failed = len(machine.configs)
     machine.rate = good
     assert tune(repository, "a", "--rounds", "0") == 0

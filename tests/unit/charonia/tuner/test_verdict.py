@@ -11,6 +11,7 @@ from charonia.tuner.verdict import (
     Score,
     best_level,
     confirmed,
+    failure,
     figures,
     front,
     improves,
@@ -50,6 +51,16 @@ def test_limits_come_before_the_objective() -> None:
     assert not is_within(score_of(slow, aim))
     assert score_of(slow, aim).value == pytest.approx(-1.5)  # by how far
     assert score_of(none, aim) == score_of(failed, aim) == Score(0, 0.0)
+
+
+def test_a_failure_is_the_servers_or_the_most_frequent_one_of_requests() -> None:
+    assert failure(seen(failed="no server")) == "no server"
+    two = {**level(0, 0), "errors": {"rare": 1, "frequent": 5}}
+    assert failure(seen(two, level(0, 0, failed=2))) == "frequent"
+    assert failure(seen(level(10, 5))) == ""
+    both = {"targets": {"a": [level(10, 5)], "b": [level(30, 9)]}, "failed": ""}
+    assert figures(both, 0, "b")["rate"] == 30  # of one model alone
+    assert figures(both, 0, "a")["latency_us"] == 5000
 
 
 def test_the_best_level_counts() -> None:
