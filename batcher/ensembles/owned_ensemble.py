@@ -28,8 +28,9 @@ from charonia.facts.events import ResponsesWanted
 from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
+from charonia.models.names import name_of
 from charonia.options.settings import MetricsSettings
-from charonia.wire import BLOB, FLAG_REFERENCE, Reference, RequestRecord, ResponseRecord
+from charonia.wire import BLOB, FLAG_REFERENCE, RECEIPT, Reference, RequestRecord, ResponseRecord
 
 from .cached_steps import CachedSteps
 from .ensemble_endings import Endings
@@ -181,6 +182,8 @@ class OwnedEnsemble(OwnedModel):
                 return plan.StepFailed(request.id, step.index, path, error)
         if response.times is not None:
             self._tally(request).add(response.times)
+        if receipt := response.parameters.pop(RECEIPT, ""):
+            self._tally(request).steps.add(name_of(step.model), response.version, receipt)
         if response.report is not None and (trace := carried_of(request).record.trace) is not None:
             trace.add(response.report)
         if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
