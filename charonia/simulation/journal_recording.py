@@ -2,7 +2,7 @@
 
 Entries have times in whole milliseconds, those of the log server. A time within its millisecond is drawn at random with
 a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by 0.4 ms (standard
-deviation). The journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
+deviation). A batch that runs begins, here, when it was sent to its executor. The journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class JournalRecording:
     def recording(self) -> Recording:
         """What was read; requests without an end are LOST."""
         self._apply_waiting()
-        return recording(self._model, [*self._done, *self._requests.values()], SOURCE, RESOLUTION_NS)
+        requests = [*self._done, *self._requests.values()]
+        return recording(self._model, requests, SOURCE, RESOLUTION_NS, knows_starts=False)
 
     def _apply_waiting(self) -> None:
         """Applies the entries of one millisecond, at times within it in their order."""
