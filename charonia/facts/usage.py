@@ -201,7 +201,7 @@ class Steps:
         self._last.append({"model": model, "version": version} | used)
         for name in _SUMMED:
             amount = used.get(name)
-            if type(amount) in (int, float):
+            if isinstance(amount, (int, float)) and not isinstance(amount, bool):
                 self._sums[name] += amount
 
     def receipt(self, rows: int, tenant: str, attempt: int, *, failed: bool) -> str:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, ErrorCode, InvalidArgument, InvalidRecord, NotFound, StartupError, Unavailable
+from charonia.errors import (
+    CharoniaError,
+    ErrorCode,
+    InvalidArgument,
+    InvalidRecord,
+    NotFound,
+    StartupError,
+    Unavailable,
+)
 from charonia.eventlog.control import folded_control
 from charonia.models.config_errors import InstanceError
 from charonia.models.recording_rules import EVERYONE, SHARE, TENANTS, RecordingRules, recording_rules

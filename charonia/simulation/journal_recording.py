@@ -1,8 +1,9 @@
 """Reads recorded requests from a model's journal (`charonia.facts.journal`).
 
 Entries have times in whole milliseconds, those of the log server. A time within its millisecond is drawn at random with
-a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by 0.4 ms (standard
-deviation). A batch that runs begins, here, when it was sent to its executor. The journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
+a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by some 0.5 ms
+(standard deviation, `service_times` takes that out). A batch begins, here, when it was sent to its executor. The
+journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
 """
 
 from __future__ import annotations

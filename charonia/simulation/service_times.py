@@ -55,7 +55,9 @@ class SizeFit:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """An execution took `extra_ns` longer than its size typically does; it would have been half done at `at_ns`."""
+    """An execution took `extra_ns` longer than its size typically does; it would have been half done at `at_ns`. Or it
+    was due at `at_ns`, and began so much later than executions usually do.
+    """
 
     at_ns: int
     extra_ns: int
@@ -175,10 +177,12 @@ def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
     tails = tuple(one.ended_ns - one.computed_ns for one in recorded.requests if one.ran and one.computed_ns)
     # each end of an interval lies anywhere in its unit, and is taken to lie anywhere in it
     clock_ns2 = recorded.resolution_ns**2 / 3
-    leads, turns = _way(batches, interface, slots, clock_ns2)
+    service = service_fit(batches, clock_ns2)
+    leads, turns, stalls = _way(batches, interface, slots, clock_ns2)
+    service = replace(service, stalls=tuple(sorted((*service.stalls, *stalls), key=lambda stall: stall.at_ns)))
     tails = tuple(map(round, _sharpened(tails, clock_ns2)))
     arrivals = [one.arrived_ns for one in recorded.requests]
-    return Fit(service_fit(batches, clock_ns2), WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals))
+    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals))
 
 
 def service_fit(batches: Sequence[RecordedBatch], clock_ns2: float = 0.0) -> ServiceFit:
@@ -326,15 +330,16 @@ def _line(sizes: Sequence[SizeFit]) -> tuple[float, float]:
 
 def _way(
     batches: Sequence[RecordedBatch], interface: ModelInterface, slots: int, clock_ns2: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[tuple[int, ...], tuple[int, ...], list[Stall]]:
     """Leads and turns. A batch that could begin earlier than an instance was free shows a turn: from that end to its
     beginning. One that found an instance free shows a lead: from the arrival that made it due to its beginning, less
     the half turn that the order to the executor takes."""
     block = interface.dynamic_batching
     delay_ns = block.max_queue_delay_us * 1000 if block is not None else 0
     full = max((*(block.preferred_batch_sizes if block is not None else ()),), default=max(1, interface.max_batch_size))
-    turns: list[int] = []
-    waits: list[int] = []
+    turned: list[tuple[int, int]] = []
+    waited: list[tuple[int, int]] = []
+    """When it was due, and how long after that it began."""
     running: list[int] = []
     last_end_ns = 0
     for batch in batches:
@@ -346,11 +351,27 @@ def _way(
         if not delay_ns:
             due_ns = batch.arrivals[0]
         if was_full and due_ns < last_end_ns:
-            turns.append(batch.started_ns - last_end_ns)
+            turned.append((last_end_ns, batch.started_ns - last_end_ns))
         elif last_end_ns <= due_ns and (not delay_ns or batch.rows >= full):
-            waits.append(batch.started_ns - due_ns)
+            waited.append((due_ns, batch.started_ns - due_ns))
         running.append(batch.computed_ns)
+    usual_ns = median([batch.service_ns for batch in batches])
+    turns, stalls = _without_stalls(turned, usual_ns)
+    waits, more = _without_stalls(waited, usual_ns)
     turn_ns = tuple(map(round, _sharpened(turns, clock_ns2))) if len(turns) >= _MIN_SEEN else (0,)
     order_ns = round(median(turn_ns)) // 2
     leads = tuple(max(0, round(ns) - order_ns) for ns in _sharpened(waits, clock_ns2))
-    return (leads if len(leads) >= _MIN_SEEN else (0,)), turn_ns
+    return (leads if len(leads) >= _MIN_SEEN else (0,)), turn_ns, [*stalls, *more]
+
+
+def _without_stalls(timed: Sequence[tuple[int, int]], usual_ns: float) -> tuple[list[int], list[Stall]]:
+    """Times on the way, each with when it began, as those that are drawn and the pauses among them: what took longer
+    than the others by more than an execution takes."""
+    if not timed:
+        return [], []
+    middle = median([ns for _, ns in timed])
+    far_ns = max(usual_ns, _FAR * _spread_ns([ns - middle for _, ns in timed]))
+    found = [Stall(at_ns, round(ns - middle)) for at_ns, ns in timed if ns - middle > far_ns]
+    if len(found) > _FEW * len(timed):
+        return [ns for _, ns in timed], []
+    return [ns for _, ns in timed if ns - middle <= far_ns], found

@@ -26,7 +26,15 @@ from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
 from .codec.conversions import generate_task, generated_task, read_template, request_of
-from .codec.error_replies import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, error_event, render_error
+from .codec.error_replies import (
+    INTERNAL_BODY,
+    JSON_CONTENT_TYPE,
+    STATUS,
+    Headers,
+    error_body,
+    error_event,
+    render_error,
+)
 from .codec.generate_codec import decode_generate, encode_generate
 from .codec.job_json import accepted
 from .codec.paths import GENERATE_STREAM, Route

@@ -1,8 +1,9 @@
 """Records a share of the requests of models that ask for it, with their tensors and answers, for `charonia replay`.
 
 `charonia.models.recording_rules` says which, ADR 0060 why. A request is recorded once it is answered, in a task that no
-caller waits for; one that is answered later once it is a job, which keeps its answer. What the bounds do not let through is counted, never queued. Sequences are recorded whole or not at
-all: after a step that could not be recorded, the rest of its sequence is left out.
+caller waits for; one that is answered later once it is a job, which keeps its answer. What the bounds do not let
+through is counted, never queued. Sequences are recorded whole or not at all: after a step that could not be recorded,
+the rest of its sequence is left out.
 """
 
 from __future__ import annotations

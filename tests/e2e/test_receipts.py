@@ -222,7 +222,7 @@ def test_a_failed_request_over_grpc(server: Server) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             calls.ModelInfer(request, timeout=60)
         (answer,) = calls.ModelStreamInfer(iter([request]), timeout=60)
-    trailers = {key: text for key, text in failed.value.trailing_metadata()}
+    trailers = dict(failed.value.trailing_metadata())
     in_stream = answer.infer_response.parameters["charonia_receipt"].string_param
     for text in (trailers["charonia-receipt"], in_stream):
         told = json.loads(text)
@@ -277,9 +277,7 @@ def test_a_request_that_ran_twice_is_charged_for_the_run_that_gave_its_answer(se
     tensor = {"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [7]}
     parameters = {"charonia_receipt": True, "entered": str(entered), "gate": str(gate)}
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(
-            asked, server, "/v2/models/gated/infer", {"inputs": [tensor], "parameters": parameters}
-        )
+        asking = pool.submit(asked, server, "/v2/models/gated/infer", {"inputs": [tensor], "parameters": parameters})
         until("it runs", entered.exists)
         entered.unlink()
         os.kill(executor, signal.SIGKILL)

@@ -127,9 +127,7 @@ def test_what_was_answered_later_is_asked_again_too(server: Any, replay: Asking)
     for number in range(6):
         tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, WIDTH], "data": [float(number)] * WIDTH}
         body = json.dumps({"inputs": [tensor]}).encode()
-        status, said = server.request(
-            "POST", "/v2/models/later/versions/1/infer", body, {"prefer": "respond-async"}
-        )
+        status, said = server.request("POST", "/v2/models/later/versions/1/infer", body, {"prefer": "respond-async"})
         assert status == 202, said
         jobs.append(json.loads(said)["id"])
     for job in jobs:

@@ -183,7 +183,8 @@ def test_those_that_ask_get_a_receipt() -> None:
 def test_a_failed_request_gets_a_receipt_as_well() -> None:
     records = [record("acme", 2, charonia_receipt=True), record("acme", 2)]
     failed = pack_failure(records[0].id, "m", 1, InternalError("no"))
-    executed = Executed([failed, failed], failures=[Failure(at, InternalError("no"), BACKEND, 9000, 800, 4) for at in (0, 1)])
+    failures = [Failure(at, InternalError("no"), BACKEND, 9000, 800, 4) for at in (0, 1)]
+    executed = Executed([failed, failed], failures=failures)
     told, other = with_receipts("e-1", HEADER, records, executed)
     assert other == failed
     error = unpack_response(told).error
