@@ -168,13 +168,13 @@ class Replay:
         except InvalidRecord as error:
             self._report.unreplayable(one, f"its recording cannot be read: {error}")
             return f"behind a request whose recording cannot be read ({one.name})"
-        responses: Sequence[ResponseRecord] | str = call.responses
+        responses = call.responses
         if call.job:
-            responses = await self._of_job(call.job)
-            if isinstance(responses, str):
-                self._report.unreplayable(one, responses)
+            of_job = await self._of_job(call.job)
+            if isinstance(of_job, str):
+                self._report.unreplayable(one, of_job)
                 return f"behind a request without a recorded answer ({one.name})"
-            responses = [replace(of, outputs=wanted_outputs(of.outputs, call.outputs)) for of in responses]
+            responses = [replace(of, outputs=wanted_outputs(of.outputs, call.outputs)) for of in of_job]
         try:
             given = await self._ask(call)
         except CharoniaError as error:
