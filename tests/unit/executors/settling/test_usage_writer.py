@@ -85,7 +85,7 @@ async def test_many_tenants_are_written_in_parts(bench: Bench) -> None:
     names = [f"t{number}" for number in range(120)]
     bench.use(*names)
     bench.writer.write(bench.now_ns)
-    assert [len(part) for part in bench.waves.parts] == [MOST_WRITTEN, MOST_WRITTEN, 180]
+    assert [len(part) for part in bench.waves.parts] == [MOST_WRITTEN, MOST_WRITTEN, 300]
     tenants = [{name[3:] for name in part} for part in bench.waves.parts]
     assert sum(map(len, tenants)) == len(set.union(*tenants)), "those of one tenant are together"
     assert bench.requests() == dict.fromkeys(names, 1)
