@@ -65,6 +65,8 @@ class CharoniaError(Exception):
     """Base of the tree. `message` is what the client reads, with no code in it (interface item E3)."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
+    receipt: str = ""
+    """What the failed request has used, where it asked for that: a JSON object as text, in ASCII (ADR 0055)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

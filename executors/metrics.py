@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.facts.usage import (
+    FAILED_INSTANCE_NS,
     FAILURES,
     INPUT_BYTES,
     INSTANCE_NS,
@@ -50,6 +51,7 @@ _USAGE = (
     (REQUESTS, "charonia_usage_requests", "Requests that were answered", 1),
     (FAILURES, "charonia_usage_failures", "Requests that ended with an error", 1),
     (INSTANCE_NS, "charonia_usage_instance_seconds", "Shares of the time that instances spent on batches", 1e9),
+    (FAILED_INSTANCE_NS, "charonia_usage_failed_instance_seconds", "The same shares of requests that failed", 1e9),
     (QUEUE_NS, "charonia_usage_queue_seconds", "Time from acceptance to the start of the batch", 1e9),
     (INPUT_BYTES, "charonia_usage_input_bytes", "Tensor bytes of requests", 1),
     (OUTPUT_BYTES, "charonia_usage_output_bytes", "Tensor bytes of answers", 1),

@@ -515,12 +515,16 @@ class GatewayService:
             raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")
         if request.regions is not None or (request.sequence_id and self._dataplane.turns):
             await self._read_regions(request, options)
-        entrance, one = self._entrances.admit(request, monotonic_ns(), options)
+        started_ns = monotonic_ns()
+        entrance, one = self._entrances.admit(request, started_ns, options)
         try:
-            return await self._counted_open(self.jobs.submit(one))
+            receipt = await self._counted_open(self.jobs.submit(one))
         except CharoniaError as error:
             entrance.counts.failures[failure_reason(error, executed=False)] += 1
             raise
+        if entrance.recording is not None and receipt.created:
+            self._recorder.submitted(entrance.recording, one, bytes.fromhex(receipt.id.partition(".")[0]), started_ns)
+        return receipt
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import JobLog, Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
-from charonia.inference import Parameters
+from charonia.inference import RECEIPT, Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
 from charonia.tasks import insist
@@ -41,6 +41,7 @@ from charonia.wire import (
     refer_response,
     report_response,
     response_data,
+    with_parameters,
 )
 
 from .ensemble_statistics import Tally, Totals
@@ -108,6 +109,8 @@ class Endings:
         place = outbox.place if outbox is not None else None
         if self._latencies.measures and (place is None or (place[1] == 0 and outputs)):
             self._responded(record)
+        if decision.final and record.meta.wants_receipt:
+            parameters = {**parameters, RECEIPT: _receipt(decision.request, tally, failed=False)}
         answer = pack_response(
             record.id, self._model, record.meta.version, outputs, parameters, final=decision.final, place=place
         )
@@ -130,6 +133,8 @@ class Endings:
         if self._latencies.measures and (place is None or place[1] == 0):
             self._responded(record)
         answer = pack_failure(record.id, self._model, record.meta.version, decision.error, place=place)
+        if record.meta.wants_receipt:
+            answer = with_parameters(answer, {RECEIPT: _receipt(decision.request, tally, failed=True)})
         self._end_after(outbox, _End(decision.request, answer, tally, decision.error))
 
     def release(self, request_id: bytes) -> None:
@@ -261,6 +266,12 @@ class Endings:
             return answer
         reference = self._directory.write([data], owner=record.endpoint)
         return answer if reference is None else refer_response(answer, reference)
+
+
+def _receipt(request: RequestQueued, tally: Tally, *, failed: bool) -> str:
+    """What the steps that have ended have used."""
+    record = carried_of(request).record
+    return tally.steps.receipt(record.rows, record.meta.tenant, max(1, carried_of(request).begun), failed=failed)
 
 
 def _detail(end: _End, now_ns: int) -> dict[str, object]:

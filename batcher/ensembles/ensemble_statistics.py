@@ -1,4 +1,5 @@
-"""What requests of an ensemble add to its statistics (S56, X1-X4, M11): increments by name, as executors write them.
+"""What requests of an ensemble add to its statistics (S56, X1-X4, M11): increments by name, as executors write them;
+and the receipts of their steps.
 
 Pure. Its compute times are the sums of its steps'. The models of the steps count their own.
 """
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
+from charonia.facts.usage import Steps
 
 
 @dataclass(slots=True)
@@ -19,6 +21,8 @@ class Tally:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    steps: Steps = field(default_factory=Steps)
+    """What its steps say that they have used, where the request asks for a receipt."""
 
     def add(self, times: tuple[int, int, int]) -> None:
         """Adds the compute times of one step."""

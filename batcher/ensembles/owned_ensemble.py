@@ -25,9 +25,11 @@ from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgu
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ResponsesWanted
+from charonia.inference import RECEIPT
 from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
+from charonia.models.names import name_of
 from charonia.options.settings import MetricsSettings
 from charonia.wire import BLOB, FLAG_REFERENCE, Reference, RequestRecord, ResponseRecord
 
@@ -181,6 +183,8 @@ class OwnedEnsemble(OwnedModel):
                 return plan.StepFailed(request.id, step.index, path, error)
         if response.times is not None:
             self._tally(request).add(response.times)
+        if receipt := response.parameters.pop(RECEIPT, ""):
+            self._tally(request).steps.add(name_of(step.model), response.version, receipt)
         if response.report is not None and (trace := carried_of(request).record.trace) is not None:
             trace.add(response.report)
         if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):

@@ -279,7 +279,9 @@ def error_of(status: int, details: str, trailers: Mapping[str, str]) -> Charonia
         exhausted = ResourceExhausted(details)
         exhausted.retry_after_s = 0 if retry_after_s is None else max(1, round(retry_after_s))
         return exhausted
-    return _ERRORS.get(status, UnknownError)(details)
+    error = _ERRORS.get(status, UnknownError)(details)
+    error.receipt = trailers.get("charonia-receipt", "")
+    return error
 
 
 def read_result(response: Any, targets: Mapping[str, SharedArray] = _NO_TARGETS) -> Result:

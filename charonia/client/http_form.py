@@ -330,6 +330,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> CharoniaEr
     error = _ERRORS.get(status, UnknownError)(message)
     if isinstance(error, ResourceExhausted) and retry_after_s is not None:
         error.retry_after_s = max(1, round(retry_after_s))
+    error.receipt = headers.get("charonia-receipt", "")
     return error
 
 

@@ -7,6 +7,7 @@ with names `<hour><amount><tenant>`; hours and days are UTC's. `charonia usage` 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +26,27 @@ AMOUNTS = (
     "input_bytes",
     "output_bytes",
     "tokens",
+    "failed_instance_ns",
 )
 """What is added up. `requests` are those that were answered, `failures` those that ended with an error in an executor.
 
 `share_ppm`: the sum of their shares of their batches, in millionths. `instance_ns`: the same shares of the time that
-instances spent on the batches. `queue_ns`: from acceptance to the start of the batch. Bytes are those of tensors.
+instances spent on the batches, of answered requests; `failed_instance_ns`: of failures. `queue_ns`: from acceptance to
+the start of the batch. Bytes are those of tensors.
 """
-REQUESTS, FAILURES, ROWS, SHARE_PPM, INSTANCE_NS, QUEUE_NS, INPUT_BYTES, OUTPUT_BYTES, TOKENS = range(len(AMOUNTS))
-_LETTERS = "nfrsiqabt"
+(
+    REQUESTS,
+    FAILURES,
+    ROWS,
+    SHARE_PPM,
+    INSTANCE_NS,
+    QUEUE_NS,
+    INPUT_BYTES,
+    OUTPUT_BYTES,
+    TOKENS,
+    FAILED_INSTANCE_NS,
+) = range(len(AMOUNTS))
+_LETTERS = "nfrsiqabtw"
 """The amounts in names, in this order."""
 PPM = 1_000_000
 KEPT_DAYS = 62
@@ -44,7 +58,7 @@ MOST_TENANTS = 1000
 """An executor names so many tenants of a model a day; the others are counted together, as `OTHERS`."""
 OTHERS = "(others)"
 MOST_WRITTEN = 450
-"""Names in one write: fifty tenants with one hour. One tenant's of several hours may be at most 24 * 9."""
+"""Names in one write: 45 tenants with one hour. One tenant's of several hours may be at most 24 * 10."""
 
 Amounts = list[int]
 """One number for each of `AMOUNTS`."""
@@ -128,6 +142,7 @@ def as_document(amounts: Sequence[int]) -> dict[str, Any]:
         "failures": amounts[FAILURES],
         "rows": amounts[ROWS],
         "instance_s": amounts[INSTANCE_NS] / 1e9,
+        "failed_instance_s": amounts[FAILED_INSTANCE_NS] / 1e9,
         "queue_s": amounts[QUEUE_NS] / 1e9,
         "input_bytes": amounts[INPUT_BYTES],
         "output_bytes": amounts[OUTPUT_BYTES],
@@ -136,10 +151,75 @@ def as_document(amounts: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def receipt(amounts: Sequence[int], batch_rows: int, tenant: str, executor: str, batch_id: str, attempt: int) -> str:
-    """What one answered request has used, as the text of a response parameter: a JSON object."""
+def receipt(
+    amounts: Sequence[int], rows: int, batch_rows: int, tenant: str, executor: str, batch_id: str, attempt: int
+) -> str:
+    """What one request of so many rows has used, as the text of a response parameter: a JSON object.
+
+    `batch_rows` is 0 for a request that failed before a batch of it began.
+    """
     used = as_document(amounts)
-    for name in ("requests", "failures"):
+    used["rows"] = rows
+    failed = {}
+    if amounts[FAILURES]:
+        failed = {"failed": True}
+        used["instance_s"] = used["failed_instance_s"]
+        used["batch_share"] = rows / batch_rows if batch_rows else None
+    for name in ("requests", "failures", "failed_instance_s"):
         del used[name]
     about = {"batch_rows": batch_rows, "executor": executor, "batch": batch_id, "attempt": attempt}
-    return json.dumps(used | about | ({"tenant": tenant} if tenant else {}), separators=(",", ":"))
+    return _text(used | about | failed | ({"tenant": tenant} if tenant else {}))
+
+
+_SUMMED = ("instance_s", "queue_s", "input_bytes", "output_bytes", "tokens")
+MOST_STEPS = 100
+"""A receipt of an ensemble names so many steps; all count in its sums."""
+_MOST_FAILED_STEPS = 2
+_MOST_FAILED_BYTES = 1500
+"""A failed request's receipt is a header or a trailer, of which clients take 8 KiB in all: it names its last steps."""
+
+
+class Steps:
+    """The receipts of an ensemble's steps, added up as they arrive."""
+
+    __slots__ = ("_count", "_last", "_sums")
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = dict.fromkeys(_SUMMED, 0)
+        self._last: deque[dict[str, Any]] = deque(maxlen=MOST_STEPS)
+        self._count = 0
+
+    def add(self, model: str, version: int, text: object) -> None:
+        """Add the receipt of one step, itself perhaps an ensemble's. A text that is no receipt is left out."""
+        try:
+            used = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            used = None
+        if not isinstance(used, dict):
+            return
+        self._count += 1
+        self._last.append({"model": model, "version": version} | used)
+        for name in _SUMMED:
+            amount = used.get(name)
+            if isinstance(amount, (int, float)) and not isinstance(amount, bool):
+                self._sums[name] += amount
+
+    def receipt(self, rows: int, tenant: str, attempt: int, *, failed: bool) -> str:
+        """What a request of the ensemble has used: the sums over its steps, and the steps by name."""
+        used: dict[str, Any] = {"rows": rows} | self._sums
+        used |= {"instance_s": round(self._sums["instance_s"], 9), "queue_s": round(self._sums["queue_s"], 9)}
+        used |= {"attempt": attempt} | ({"failed": True} if failed else {}) | ({"tenant": tenant} if tenant else {})
+        steps = list(self._last)
+        if failed:
+            steps = [{name: one[name] for name in one if name != "steps"} for one in steps[-_MOST_FAILED_STEPS:]]
+        text = _text(used | self._named(steps))
+        return _text(used | self._named(())) if failed and len(text) > _MOST_FAILED_BYTES else text
+
+    def _named(self, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        left = self._count - len(steps)
+        return {"steps": steps} | ({"steps_left_out": left} if left else {})
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """In ASCII: it may become a header."""
+    return json.dumps(document, separators=(",", ":"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from charonia.errors import CharoniaError, ErrorCode, InvalidRecord
+from charonia.inference import wanted_outputs
 from charonia.releases.answer_differences import Answer, Comparison, Tolerance, compared
+from charonia.wire import ResponseRecord
 from charonia.wire.recorded_calls import REPLAY_PRIORITY, RecordedCall, unpack_recorded_call
 
 from .difference_report import DifferenceReport
@@ -25,12 +27,14 @@ _GIVE_UP_AFTER = 10
 """So many requests in a row without an answer: there is no candidate to ask."""
 NO_ANSWERS = "not asked: the candidate did not answer the requests before"
 
-_NOT_THE_MODELS = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED})
+NOT_THE_MODELS = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED})
 """Errors of servers that cannot be reached or have too much to do, which say nothing about a model."""
 _NOT_ALLOWED = frozenset({ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED})
 
 Fetch = Callable[[Recorded], Awaitable[bytes | None]]
 """The bytes of a recording; None if it has expired."""
+OfJob = Callable[[bytes], Awaitable[Sequence[ResponseRecord] | str]]
+"""The responses of the job with an id; or why there are none to compare with, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class CandidateAnswers:
                 async for result in results:
                     answers.append(Answer(list(result.tensors.values())))
         except CharoniaError as error:
-            if error.code in _NOT_THE_MODELS or error.code in _NOT_ALLOWED:
+            if error.code in NOT_THE_MODELS or error.code in _NOT_ALLOWED:
                 raise
             answers.append(Answer(error=error))
         return answers
@@ -114,8 +118,11 @@ class Replay:
         report: DifferenceReport,
         tolerances: Mapping[str, Tolerance],
         on_done: Callable[[], None] = lambda: None,
+        *,
+        of_job: OfJob,
     ) -> None:
         """`ask` is `CandidateAnswers.ask`; `on_done` is called after each request."""
+        self._of_job = of_job
         self._ask = ask
         self._fetch = fetch
         self._report = report
@@ -161,6 +168,13 @@ class Replay:
         except InvalidRecord as error:
             self._report.unreplayable(one, f"its recording cannot be read: {error}")
             return f"behind a request whose recording cannot be read ({one.name})"
+        responses = call.responses
+        if call.job:
+            of_job = await self._of_job(call.job)
+            if isinstance(of_job, str):
+                self._report.unreplayable(one, of_job)
+                return f"behind a request without a recorded answer ({one.name})"
+            responses = [replace(of, outputs=wanted_outputs(of.outputs, call.outputs)) for of in of_job]
         try:
             given = await self._ask(call)
         except CharoniaError as error:
@@ -170,12 +184,14 @@ class Replay:
             self._report.unanswered(one, error.message)
             return f"behind a request without an answer ({one.name})"
         self._unanswered = 0
-        self._report.add(one, await self._compared(call, len(record), given))
+        self._report.add(one, await self._compared(responses, len(record), given))
         return ""
 
-    async def _compared(self, call: RecordedCall, size_bytes: int, given: Sequence[Answer]) -> list[Comparison]:
+    async def _compared(
+        self, responses: Sequence[ResponseRecord], size_bytes: int, given: Sequence[Answer]
+    ) -> list[Comparison]:
         recorded: list[Answer] = []
-        for response in call.responses:
+        for response in responses:
             recorded.append(Answer(response.outputs, response.error))
             if response.error is not None:
                 break  # the client reads no further

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,24 @@ from typing import TYPE_CHECKING
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, InvalidArgument, InvalidRecord, NotFound, StartupError, Unavailable
+from charonia.errors import (
+    CharoniaError,
+    ErrorCode,
+    InvalidArgument,
+    InvalidRecord,
+    NotFound,
+    StartupError,
+    Unavailable,
+)
 from charonia.eventlog.control import folded_control
+from charonia.models.config_errors import InstanceError
+from charonia.models.recording_rules import EVERYONE, SHARE, TENANTS, RecordingRules, recording_rules
 from charonia.operations.command_line import log_place
 from charonia.releases.answer_differences import Tolerance
+from charonia.wire import unpack_response
 from charonia.wire.recorded_calls import unpack_recorded_call
 
-from .candidate_answers import CandidateAnswers, Pace, Replay
+from .candidate_answers import NOT_THE_MODELS, CandidateAnswers, Pace, Replay
 from .difference_report import NOT_RUN, DifferenceReport, report_text
 from .replay_lines import EXPIRED, Lines, Recorded, lines_of
 from .replay_options import Target, parser, target_of, tolerances_of
@@ -29,8 +41,10 @@ from .replay_options import Target, parser, target_of, tolerances_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from charonia.catalog.catalog import Catalog
     from charonia.client import AsyncClient
-    from charonia.eventlog.port import EventLog, Notes
+    from charonia.eventlog.port import EventLog, Jobs, Notes
+    from charonia.wire import ResponseRecord
 
 _URL = "http://localhost:8000"
 _ATTEMPTS = 4
@@ -78,7 +92,7 @@ async def _run(
         assert target is not None
         lines = lines_of(chosen, options.limit)
         if not lines.requests:
-            raise NotFound(_nothing(model, lines, len(found) - len(chosen)))
+            raise NotFound(_nothing(model, lines, len(found) - len(chosen), _rules(catalog, model)))
         report = DifferenceReport(
             *(target.model, target.version, options.percent_different_allowed, options.min_requests, options.worst)
         )
@@ -92,7 +106,10 @@ async def _run(
             async def fetch(one: Recorded) -> bytes | None:
                 return (await log.notes([keys.recorded_call(model, one.id)]))[0]
 
-            replay = Replay(candidate.ask, fetch, report, tolerances, progress.done)
+            async def of_job(job_id: bytes) -> Sequence[ResponseRecord] | str:
+                return await answers_of_job(log, model, job_id)
+
+            replay = Replay(candidate.ask, fetch, report, tolerances, progress.done, of_job=of_job)
             await replay.run(lines.lines, pace)
         document = report.document() | {"recorded_model": model, "seconds": progress.seconds}
         sys.stdout.write(json.dumps(document) + "\n" if options.json else report_text(document))
@@ -137,6 +154,29 @@ async def recordings(
 _ID_BYTES = 16
 
 
+async def answers_of_job(log: Jobs, model: str, job_id: bytes) -> Sequence[ResponseRecord] | str:
+    """The responses of a job of a model; or why there are none that its model gave, in words."""
+    job = await log.job(model, job_id)
+    if job is None:
+        return "its job is not kept any more"
+    if not job.state.terminal:
+        return "its job has not ended"
+    record = await log.job_result(model, job_id)
+    if record is None:
+        return f"its job is {job.state.value}, and no answer of it is kept"
+    try:
+        last = unpack_response(record)
+        if last.error is not None and last.error.code in (*NOT_THE_MODELS, ErrorCode.CANCELLED):
+            return f"its job is {job.state.value}: {last.error.message}"
+        found: list[ResponseRecord] = []
+        while last.place is not None and (page := await log.job_responses(model, job_id, len(found) - 1, _PAGE)):
+            found += [unpack_response(packed) for _, _, packed in page]
+    except InvalidRecord as error:
+        return f"the answer of its job cannot be read: {error}"
+    # the end of a stream may only say that there are no more
+    return [*found, last] if last.place is None or last.outputs or last.error is not None else found
+
+
 def _at_us(call_id: bytes) -> int:
     return int.from_bytes(call_id[:8], "big")
 
@@ -157,13 +197,38 @@ def _is_chosen(one: Recorded, options: argparse.Namespace, own: int) -> bool:
     return one.version == options.answered_by if options.answered_by else not own or one.version != own
 
 
-def _nothing(model: str, lines: Lines, others: int) -> str:
+def _rules(catalog: Catalog, model: str) -> RecordingRules | str:
+    """What the newest version of a model says of recordings that says anything; or, in words, why none is recorded."""
+    served = catalog.served(model)
+    if not served:
+        return "it is not served, so the log does not say whether it records any"
+    for version in sorted(served, reverse=True):
+        with contextlib.suppress(InstanceError):
+            rules = recording_rules(served[version].config)
+            if rules is not None:
+                return rules
+    return (
+        "journals have no tensors, and it records no requests: set parameters { "
+        f'key: "{SHARE}" value {{ string_value: "0.01" }} }} in its config.pbtxt and load it again'
+    )
+
+
+def _nothing(model: str, lines: Lines, others: int, rules: RecordingRules | str) -> str:
+    """Why there is nothing to ask, and what to do about it."""
     text = f"no recorded request of model '{model}' can be asked again"
     if lines.unreplayable:
         text += f": {len(lines.unreplayable)} are kept without tensors, or of sequences with gaps"
     if others:
         text += f"; {others} are of other tenants or versions"
-    return text
+    if lines.unreplayable or others:
+        return text
+    if isinstance(rules, str):
+        return f"{text}: {rules}"
+    tenants = "any tenant" if EVERYONE in rules.tenants else f"tenants {', '.join(sorted(rules.tenants)) or '(none)'}"
+    return (
+        f"{text}: it records {rules.share:.3%} of its requests without a tenant, or of {tenants} ({TENANTS}), "
+        f"keeps them {rules.keep_s / 86_400:g} days, and none of this time is there"
+    )
 
 
 def _us(when: tuple[str, float] | None, default: int) -> int:

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--from", dest="source", choices=("journal",), required=True, help="recordings in the log beside the journal, "
-        "of models with charonia.record_share")  # fmt: skip
+        "which has no tensors; of models with charonia.record_share")  # fmt: skip
     add("--model", default="", metavar="MODEL", help="whose recordings (the model of --to)")
     add("--answered-by", type=positive, default=0, metavar="V", help="only those that this version has answered (all "
         "but those of the candidate itself)")  # fmt: skip

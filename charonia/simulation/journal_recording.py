@@ -1,8 +1,9 @@
 """Reads recorded requests from a model's journal (`charonia.facts.journal`).
 
 Entries have times in whole milliseconds, those of the log server. A time within its millisecond is drawn at random with
-a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by 0.4 ms (standard
-deviation). The journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
+a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by some 0.5 ms
+(standard deviation, `service_times` takes that out). A batch begins, here, when it was sent to its executor. The
+journal names neither rows nor priorities, tenants or time-outs: each request is one row without them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class JournalRecording:
     def recording(self) -> Recording:
         """What was read; requests without an end are LOST."""
         self._apply_waiting()
-        return recording(self._model, [*self._done, *self._requests.values()], SOURCE, RESOLUTION_NS)
+        requests = [*self._done, *self._requests.values()]
+        return recording(self._model, requests, SOURCE, RESOLUTION_NS, knows_starts=False)
 
     def _apply_waiting(self) -> None:
         """Applies the entries of one millisecond, at times within it in their order."""

@@ -6,6 +6,7 @@ Files and journals become these (`trace_recording`, `journal_recording`); a simu
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -66,13 +67,15 @@ class RecordedBatch:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The requests of one model in order of arrival. `source` says where they are from; the times are exact to
-    `resolution_ns`. `executors` is how many executors were seen, 0 where the source does not name them."""
+    `resolution_ns`. `executors` is how many executors were seen, 0 where the source does not name them. Unless
+    `knows_starts`, batches begin when they were sent to their executor, which may have had others to run before."""
 
     model: str
     requests: tuple[RecordedRequest, ...]
     source: str
     resolution_ns: int
     executors: int = 0
+    knows_starts: bool = True
 
     def cut(self, skip_ns: int, take_ns: int) -> Recording:
         """The requests that arrived from `skip_ns` after the first one on, for `take_ns` (0: all)."""
@@ -84,10 +87,28 @@ class Recording:
         return replace(self, requests=tuple(kept))
 
 
-def recording(model: str, requests: Iterable[RecordedRequest], source: str, resolution_ns: int) -> Recording:
+def recording(
+    model: str, requests: Iterable[RecordedRequest], source: str, resolution_ns: int, *, knows_starts: bool = True
+) -> Recording:
     """A recording of these requests, in any order."""
     ordered = tuple(sorted(requests, key=lambda one: one.arrived_ns))
-    return Recording(model, ordered, source, resolution_ns, len({one.executor for one in ordered if one.executor}))
+    executors = len({one.executor for one in ordered if one.executor})
+    return Recording(model, ordered, source, resolution_ns, executors, knows_starts)
+
+
+def begun_in_turn(recorded: Recording, instances: int) -> Recording:
+    """The recording with the beginnings that batches had if their executors, with so many instances each, ran them in
+    the order in which they were sent: one that was sent ahead began when an instance was free."""
+    began: dict[str, int] = {}
+    running: dict[str, list[int]] = {}
+    """By executor, the ends of the last batches of its instances."""
+    for batch in batches_of(recorded.requests):
+        ends = running.setdefault(batch.executor, [])
+        free_ns = heapq.heappop(ends) if len(ends) >= instances else 0
+        began[batch.name] = min(max(batch.started_ns, free_ns), batch.computed_ns - 1)
+        heapq.heappush(ends, batch.computed_ns)
+    requests = [replace(one, started_ns=began.get(one.batch, one.started_ns)) for one in recorded.requests]
+    return replace(recorded, requests=tuple(requests), knows_starts=True)
 
 
 def batches_of(requests: Sequence[RecordedRequest]) -> list[RecordedBatch]:

@@ -1,66 +1,96 @@
 """Fits how long batches take, by rows, and how long requests are on the way, to what was recorded; draws from the fit.
 
-Pure, with a generator of random numbers that its caller seeds. Of each batch size there is the median of its
-executions. A size without any lies on the line between its neighbours, beyond them on the line of least squares through
-all medians. What an execution differs by from the median of its size is a ratio. Ratios are drawn in runs, as they
-followed one another in the recording, so that what slows several batches in a row does so in the simulation as well.
+Pure, with a generator of random numbers that its caller seeds. Of each batch size there is a typical time: the median
+of its executions, or where there are few of them, a time nearer to the line of least squares through all medians
+(`_pooled`). A size without any lies on the line between its neighbours, beyond them on that line. What an execution
+differs by from the typical time of its size grows with that time as far as the recording shows it (`_growth`). These
+deviations are drawn in runs, as they followed one another, so that what slows several batches in a row does so in the
+simulation as well, and each as often as it was recorded. The few executions that took far longer (`_stalls`) are not
+drawn: they are pauses of what the model runs on, during which arrivals may have paused as well, so they stay where they
+were among the arrivals.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log, sqrt
 from statistics import median
 from typing import TypeVar
 
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 
-from .recorded_requests import RecordedBatch, Recording, batches_of
+from .recorded_requests import RecordedBatch, RecordedRequest, Recording, batches_of
 
 _RUN = 16
 """Mean length of the runs that are drawn."""
 _Number = TypeVar("_Number", int, float)
+_NORMAL = 1.4826
+"""Of a normal distribution: its standard deviation by the median of the distances from its middle."""
+_MEDIAN = 1.5708
+"""The variance of a median by that of the mean of as many values of a normal distribution."""
+_FAR = 8.0
+_FEW = 0.05
+"""Stalls are longer than the others by so many standard deviations, and at most so large a share of all."""
+_OFTEN = 30
+"""So many executions of a size tell how far they spread."""
 _MIN_SEEN = 8
 """A delay on the way with fewer observations is taken as none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeFit:
-    """The executions of one size: how many, and their median and 99th percentile in nanoseconds."""
+    """The executions of one size: how many, their median and 99th percentile, and what is taken as typical (ns)."""
 
     rows: int
     count: int
     median_ns: float
     p99_ns: float
+    typical_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """An execution took `extra_ns` longer than its size typically does; it would have been half done at `at_ns`. Or it
+    was due at `at_ns`, and began so much later than executions usually do.
+    """
+
+    at_ns: int
+    extra_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFit:
     """How long batches take. `sizes` ascend by rows, `base_ns` and `row_ns` are the line through their medians.
 
-    `r_squared` is how much of what the executions differ by is due to their size. `ratios`, of each execution to the
-    median of its size, are in order of time.
+    `r_squared` is how much of what the executions differ by is due to their size. `deviations` are in order of time: of
+    each execution from the typical time t of its size, in nanoseconds divided by t ** `growth`. `stalls` are in none of
+    them.
     """
 
     sizes: tuple[SizeFit, ...]
     base_ns: float
     row_ns: float
     r_squared: float
-    ratios: tuple[float, ...]
+    growth: float
+    deviations: tuple[float, ...]
+    stalls: tuple[Stall, ...] = ()
 
-    def median_ns(self, rows: int) -> float:
-        """The median time of a batch of so many rows, in nanoseconds."""
+    def typical_ns(self, rows: int) -> float:
+        """The typical time of a batch of so many rows, in nanoseconds."""
         below = [size for size in self.sizes if size.rows <= rows]
         above = [size for size in self.sizes if size.rows >= rows]
         if below and below[-1].rows == rows:
-            return below[-1].median_ns
+            return below[-1].typical_ns
         if below and above:
             low, high = below[-1], above[0]
-            return low.median_ns + (high.median_ns - low.median_ns) * (rows - low.rows) / (high.rows - low.rows)
+            return low.typical_ns + (high.typical_ns - low.typical_ns) * (rows - low.rows) / (high.rows - low.rows)
         nearest = below[-1] if below else above[0]
-        return max(1.0, nearest.median_ns + self.row_ns * (rows - nearest.rows))
+        return max(1.0, nearest.typical_ns + self.row_ns * (rows - nearest.rows))
 
     def knows(self, rows: int) -> bool:
         """Whether such a batch lies within what was recorded."""
@@ -82,29 +112,40 @@ class WayFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All of a model."""
+    """All of a model. `first_ns` and `last_ns` are the first and the last recorded arrival."""
 
     service: ServiceFit
     way: WayFit
+    first_ns: int = 0
+    last_ns: int = 0
 
 
 class Draws:
     """Draws times from a fit, in nanoseconds."""
 
-    def __init__(self, fit: Fit, chance: random.Random) -> None:
+    def __init__(self, fit: Fit, chance: random.Random, arrivals: Sequence[RecordedRequest] = ()) -> None:
+        """`arrivals` are the recorded ones, perhaps in another time than the recorded one, to place stalls."""
+        self._stalls = deque(_placed(fit, arrivals))
         self._service = fit.service
         self._chance = chance
-        self._medians: dict[int, float] = {}
-        self._ratios = self._runs(fit.service.ratios)
+        self._typical: dict[int, tuple[float, float]] = {}
+        """By rows: the typical time, and what a deviation is multiplied by."""
+        self._deviations = self._runs(fit.service.deviations)
         self._leads = self._runs(fit.way.lead_ns)
         self._turns = self._runs(fit.way.turn_ns)
         self._tails = self._runs(fit.way.tail_ns)
 
-    def service_ns(self, rows: int) -> int:
-        """How long a batch of so many rows takes, at least 1."""
-        if rows not in self._medians:
-            self._medians[rows] = self._service.median_ns(rows)
-        return max(1, round(self._medians[rows] * next(self._ratios)))
+    def service_ns(self, rows: int, now_ns: int = 0) -> int:
+        """How long a batch of so many rows takes that begins now, at least 1."""
+        if rows not in self._typical:
+            typical_ns = self._service.typical_ns(rows)
+            self._typical[rows] = typical_ns, typical_ns**self._service.growth
+        typical_ns, factor = self._typical[rows]
+        drawn = max(1, round(typical_ns + factor * next(self._deviations)))
+        extra_ns = 0
+        while self._stalls and self._stalls[0].at_ns < now_ns + drawn:
+            extra_ns += self._stalls.popleft().extra_ns
+        return drawn + extra_ns
 
     def lead_ns(self) -> int:
         return next(self._leads)
@@ -117,13 +158,15 @@ class Draws:
         return max(0, next(self._tails))
 
     def _runs(self, values: Sequence[_Number]) -> Iterator[_Number]:
-        """Values in runs of the recorded order, each from a place drawn at random; endless."""
-        place = len(values)
+        """Values in runs of the recorded order; endless. The runs come in random order, each once before any comes
+        again: what was rare in the recording, as a pause of the machine, is as rare here.
+        """
         while True:
-            if place >= len(values) or self._chance.random() < 1 / _RUN:
-                place = self._chance.randrange(len(values))
-            yield values[place]
-            place += 1
+            cuts = [0, *(place for place in range(1, len(values)) if self._chance.random() < 1 / _RUN), len(values)]
+            runs = list(pairwise(cuts))
+            self._chance.shuffle(runs)
+            for begin, end in runs:
+                yield from values[begin:end]
 
 
 def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
@@ -132,27 +175,144 @@ def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
     if not batches:
         raise InvalidArgument(f"the recording of '{recorded.model}' has no batch whose times are known")
     tails = tuple(one.ended_ns - one.computed_ns for one in recorded.requests if one.ran and one.computed_ns)
-    leads, turns = _way(batches, interface, slots)
-    return Fit(service_fit(batches), WayFit(leads, turns, tails or (0,)))
+    # each end of an interval lies anywhere in its unit, and is taken to lie anywhere in it
+    clock_ns2 = recorded.resolution_ns**2 / 3
+    service = service_fit(batches, clock_ns2)
+    leads, turns, stalls = _way(batches, interface, slots, clock_ns2)
+    service = replace(service, stalls=tuple(sorted((*service.stalls, *stalls), key=lambda stall: stall.at_ns)))
+    tails = tuple(map(round, _sharpened(tails, clock_ns2)))
+    arrivals = [one.arrived_ns for one in recorded.requests]
+    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals))
 
 
-def service_fit(batches: Sequence[RecordedBatch]) -> ServiceFit:
-    """The fit of execution times of batches in order of time, at least one."""
+def service_fit(batches: Sequence[RecordedBatch], clock_ns2: float = 0.0) -> ServiceFit:
+    """The fit of execution times of batches in order of time, at least one. `clock_ns2` is the variance of a recorded
+    interval that comes of the resolution of its times alone."""
     times: dict[int, list[int]] = {}
     for batch in batches:
         times.setdefault(batch.rows, []).append(batch.service_ns)
     sizes = []
     for rows, of in sorted(times.items()):
         middle = max(1.0, float(median(of)))
-        sizes.append(SizeFit(rows, len(of), middle, float(sorted(of)[int(0.99 * (len(of) - 1))])))
+        sizes.append(SizeFit(rows, len(of), middle, float(sorted(of)[int(0.99 * (len(of) - 1))]), middle))
     base_ns, row_ns = _line(sizes)
+    sizes = _pooled(sizes, times, base_ns, row_ns)
     everything = [batch.service_ns for batch in batches]
     mean = sum(everything) / len(everything)
     medians = {size.rows: size.median_ns for size in sizes}
     whole = sum((ns - mean) ** 2 for ns in everything)
     rest = sum((batch.service_ns - medians[batch.rows]) ** 2 for batch in batches)
-    ratios = tuple(batch.service_ns / medians[batch.rows] for batch in batches)
-    return ServiceFit(tuple(sizes), base_ns, row_ns, max(0.0, 1 - rest / whole) if whole else 1.0, ratios)
+    growth = _growth(sizes, times, clock_ns2)
+    typical = {size.rows: size.typical_ns for size in sizes}
+    stalled = _stalled(batches, typical)
+    stalls = [
+        Stall(one.started_ns + round(typical[one.rows] / 2), round(one.service_ns - typical[one.rows]))
+        for one in stalled
+    ]
+    names = {one.name for one in stalled}
+    usual = [one for one in batches if one.name not in names]
+    over = _sharpened([one.service_ns - typical[one.rows] for one in usual], clock_ns2)
+    deviations = tuple(ns / typical[one.rows] ** growth for one, ns in zip(usual, over, strict=True))
+    r_squared = max(0.0, 1 - rest / whole) if whole else 1.0
+    return ServiceFit(tuple(sizes), base_ns, row_ns, r_squared, growth, deviations, tuple(stalls))
+
+
+def _stalled(batches: Sequence[RecordedBatch], typical: Mapping[int, float]) -> list[RecordedBatch]:
+    """The executions that took at least twice their size's typical time, and were far outside of what the others take.
+    None if they are many: then the model itself is so.
+    """
+    over = [one.service_ns - typical[one.rows] for one in batches]
+    far_ns = _FAR * _spread_ns(over)
+    found = [one for one, ns in zip(batches, over, strict=True) if ns > typical[one.rows] and ns > far_ns]
+    return found if len(found) <= _FEW * len(batches) else []
+
+
+def _placed(fit: Fit, arrivals: Sequence[RecordedRequest]) -> list[Stall]:
+    """The stalls where they were among the arrivals. Arrivals in less time than recorded meet fewer of them, as pauses
+    come by time: evenly chosen ones.
+    """
+    if not arrivals or not fit.service.stalls:
+        return []
+    first_ns, last_ns = min(one.arrived_ns for one in arrivals), max(one.arrived_ns for one in arrivals)
+    pace = (last_ns - first_ns) / (fit.last_ns - fit.first_ns) if fit.last_ns > fit.first_ns else 1.0
+    share, due = min(1.0, pace), 0.5
+    placed = []
+    for stall in fit.service.stalls:
+        due += share
+        if due >= 1:
+            due -= 1
+            placed.append(Stall(first_ns + round((stall.at_ns - fit.first_ns) * pace), stall.extra_ns))
+    return placed
+
+
+def _pooled(
+    sizes: Sequence[SizeFit], times: Mapping[int, Sequence[int]], base_ns: float, row_ns: float
+) -> list[SizeFit]:
+    """The sizes with their typical times. A median of few executions is mostly chance, and large batches are few where
+    the load was low: the more of a median's distance from the line chance explains, the nearer to the line is what is
+    taken (empirical Bayes, with the between-size variance of DerSimonian and Laird).
+    """
+    line = {size.rows: base_ns + row_ns * size.rows for size in sizes}
+    free = len(sizes) - 2
+    chance_ns2 = _MEDIAN * _spread_ns([ns - size.median_ns for size in sizes for ns in times[size.rows]]) ** 2
+    if free <= 0 or not chance_ns2:
+        return list(sizes)
+    weights = [size.count / chance_ns2 for size in sizes]
+    whole = sum(weights)
+    excess = sum(w * (size.median_ns - line[size.rows]) ** 2 for w, size in zip(weights, sizes, strict=True)) - free
+    between_ns2 = max(0.0, excess / (whole - sum(w * w for w in weights) / whole))
+    found = []
+    for size in sizes:
+        own = between_ns2 / (between_ns2 + chance_ns2 / size.count)
+        found.append(replace(size, typical_ns=max(1.0, line[size.rows] + own * (size.median_ns - line[size.rows]))))
+    return found
+
+
+def _growth(sizes: Sequence[SizeFit], times: Mapping[int, Sequence[int]], clock_ns2: float) -> float:
+    """How what executions differ by grows with their typical time: as its power 1 where a slower machine multiplies
+    all, 0 where pauses add to all alike. The slope of the spreads of sizes that were often seen; 1 without. Where most
+    of the spread is the clock's, nothing shows that it grows.
+    """
+    points = []
+    for size in sizes:
+        if size.count >= _OFTEN:
+            spread_ns2 = _spread_ns([ns - size.median_ns for ns in times[size.rows]]) ** 2
+            if clock_ns2 and spread_ns2 < 2 * clock_ns2:
+                return 0.0
+            if spread_ns2:
+                points.append((log(size.typical_ns), log(spread_ns2 - clock_ns2) / 2, size.count))
+    count = sum(weight for _, _, weight in points)
+    mean_x = sum(x * weight for x, _, weight in points) / count if count else 0.0
+    mean_y = sum(y * weight for _, y, weight in points) / count if count else 0.0
+    width = sum(weight * (x - mean_x) ** 2 for x, _, weight in points)
+    if len(points) < 2 or not width:
+        return 1.0
+    return min(1.0, max(0.0, sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in points) / width))
+
+
+def _sharpened(values: Sequence[float], clock_ns2: float) -> tuple[float, ...]:
+    """Intervals without what the resolution of the clock adds to their spread: those that it may have put where they
+    are move towards their mean. Longer ones, which it cannot have made, stay: they are what decides high percentiles.
+    """
+    if not values or not clock_ns2:
+        return tuple(values)
+    far_ns = 2 * sqrt(clock_ns2)
+    middle = median(values)
+    spread_ns2 = _spread_ns([ns - middle for ns in values]) ** 2
+    share = sqrt(max(0.0, 1 - clock_ns2 / spread_ns2)) if spread_ns2 else 1.0
+    near = [ns for ns in values if abs(ns - middle) <= far_ns] or values
+    mean = sum(near) / len(near)
+
+    def moved(ns: float) -> float:
+        off_ns = ns - mean
+        return mean + off_ns * (1 - (1 - share) * min(1.0, (far_ns / max(abs(off_ns), 1.0)) ** 3))
+
+    return tuple(map(moved, values))
+
+
+def _spread_ns(differences: Sequence[float]) -> float:
+    """The standard deviation that half of the differences tell, which the other half, of outliers, does not change."""
+    return _NORMAL * median([abs(ns) for ns in differences])
 
 
 def _line(sizes: Sequence[SizeFit]) -> tuple[float, float]:
@@ -169,16 +329,17 @@ def _line(sizes: Sequence[SizeFit]) -> tuple[float, float]:
 
 
 def _way(
-    batches: Sequence[RecordedBatch], interface: ModelInterface, slots: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    batches: Sequence[RecordedBatch], interface: ModelInterface, slots: int, clock_ns2: float
+) -> tuple[tuple[int, ...], tuple[int, ...], list[Stall]]:
     """Leads and turns. A batch that could begin earlier than an instance was free shows a turn: from that end to its
     beginning. One that found an instance free shows a lead: from the arrival that made it due to its beginning, less
     the half turn that the order to the executor takes."""
     block = interface.dynamic_batching
     delay_ns = block.max_queue_delay_us * 1000 if block is not None else 0
     full = max((*(block.preferred_batch_sizes if block is not None else ()),), default=max(1, interface.max_batch_size))
-    turns: list[int] = []
-    waits: list[int] = []
+    turned: list[tuple[int, int]] = []
+    waited: list[tuple[int, int]] = []
+    """When it was due, and how long after that it began."""
     running: list[int] = []
     last_end_ns = 0
     for batch in batches:
@@ -190,11 +351,27 @@ def _way(
         if not delay_ns:
             due_ns = batch.arrivals[0]
         if was_full and due_ns < last_end_ns:
-            turns.append(batch.started_ns - last_end_ns)
+            turned.append((last_end_ns, batch.started_ns - last_end_ns))
         elif last_end_ns <= due_ns and (not delay_ns or batch.rows >= full):
-            waits.append(batch.started_ns - due_ns)
+            waited.append((due_ns, batch.started_ns - due_ns))
         running.append(batch.computed_ns)
-    turn_ns = tuple(turns) if len(turns) >= _MIN_SEEN else (0,)
+    usual_ns = median([batch.service_ns for batch in batches])
+    turns, stalls = _without_stalls(turned, usual_ns)
+    waits, more = _without_stalls(waited, usual_ns)
+    turn_ns = tuple(map(round, _sharpened(turns, clock_ns2))) if len(turns) >= _MIN_SEEN else (0,)
     order_ns = round(median(turn_ns)) // 2
-    leads = tuple(max(0, ns - order_ns) for ns in waits)
-    return (leads if len(leads) >= _MIN_SEEN else (0,)), turn_ns
+    leads = tuple(max(0, round(ns) - order_ns) for ns in _sharpened(waits, clock_ns2))
+    return (leads if len(leads) >= _MIN_SEEN else (0,)), turn_ns, [*stalls, *more]
+
+
+def _without_stalls(timed: Sequence[tuple[int, int]], usual_ns: float) -> tuple[list[int], list[Stall]]:
+    """Times on the way, each with when it began, as those that are drawn and the pauses among them: what took longer
+    than the others by more than an execution takes."""
+    if not timed:
+        return [], []
+    middle = median([ns for _, ns in timed])
+    far_ns = max(usual_ns, _FAR * _spread_ns([ns - middle for _, ns in timed]))
+    found = [Stall(at_ns, round(ns - middle)) for at_ns, ns in timed if ns - middle > far_ns]
+    if len(found) > _FEW * len(timed):
+        return [ns for _, ns in timed], []
+    return [ns for _, ns in timed if ns - middle <= far_ns], found

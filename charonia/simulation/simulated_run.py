@@ -90,7 +90,7 @@ class SimulatedRun:
             raise InvalidArgument(f"'{interface.name}' has {word}: only models without them are simulated")
         self._arrivals = arrivals
         self._setting = setting
-        self._draws = Draws(fit, random.Random(seed))
+        self._draws = Draws(fit, random.Random(seed), arrivals)
         self._scheduler = ModelScheduler("simulated", setting.prefetch, setting.lane_weights)
         self._executors = {
             f"executor-{number}": _Executor(setting.instances) for number in range(1, setting.executors + 1)
@@ -190,7 +190,7 @@ class SimulatedRun:
         self.most_running[batch.executor] = max(self.most_running[batch.executor], running)
         about = self._batches[batch.batch_id]
         about.started_ns = now_ns
-        about.computed_ns = now_ns + self._draws.service_ns(about.rows)
+        about.computed_ns = now_ns + self._draws.service_ns(about.rows, now_ns)
         self._plan(about.computed_ns, _Computed(batch))
 
     def _computed(self, batch: DispatchBatch, now_ns: int) -> None:

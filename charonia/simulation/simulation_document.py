@@ -11,7 +11,7 @@ from typing import Any
 
 from charonia.operations.text.rendering import table
 
-from .recorded_requests import Outcome, RecordedRequest, Recording, batches_of
+from .recorded_requests import Outcome, RecordedRequest, Recording, batches_of, begun_in_turn
 from .run_figures import COMPARED, errors, figures
 from .service_times import Fit, fitted
 from .simulated_run import Setting, simulated
@@ -32,6 +32,8 @@ def model_document(
 ) -> dict[str, Any]:
     """The document of one model. `measured` is a recording of the real thing under the last question, whose error is
     then said as well. Raises `InvalidArgument` for what cannot be simulated."""
+    if setting.prefetch and not recorded.knows_starts:
+        recorded = begun_in_turn(recorded, setting.instances)
     fit = fitted(recorded, setting.interface, setting.executors * setting.instances)
     kept = [one for one in recorded.requests if one.outcome is not Outcome.LOST]
     before = figures(kept)

@@ -8,7 +8,7 @@ add up raise `InvalidRecord`: the reader logs such a record and drops it, and ne
     request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
               outputs, parameters, nothing, tenant, route of a prompt] | tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
-    response  header | place | times | trace report | meta [model, version, outputs, parameters] or error text |
+    response  header | place | times | trace report | meta [model, version, outputs or error text, parameters] |
               tensor bytes
 
 Requests alike travel as a wave (`waves`): one record with a column for each input, answered by one with a column for

@@ -1,9 +1,11 @@
 """Recorded calls: what a client asked of a model and what it got, for `charonia replay` (ADR 0060).
 
     header [version, meta length] | meta [recorded us, model version, tenant, client id, inputs, outputs, parameters,
-    sequence, unkept, lengths of the responses] | input bytes | response records
+    sequence, unkept, lengths of the responses, job] | input bytes | response records
 
-Responses are those of `responses`, in the order of their arrival, with the outputs that the client asked for.
+Responses are those of `responses`, in the order of their arrival, with the outputs that the client asked for. A request
+that is answered later is recorded when it is accepted: it has the id of its job and no responses. Its `unkept` is then
+`IN_ITS_JOB`, so that older releases, which pass over the id, do not ask it again.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from .responses import ResponseRecord, unpack_response
 REPLAY_PRIORITY = 2**31 - 1
 """The priority of replayed requests: a model has the lowest of its levels for it, and gateways do not record them."""
 
+IN_ITS_JOB = "its answer is with its job"
+
 # version, meta length
 _HEADER = struct.Struct("<BxxxI")
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class RecordedCall:
     """A request and its responses. `at_us` is when it was admitted, in us since the epoch, `version` the one that
     answered.
 
-    `unkept` says in words why the tensors were not kept; then there are no inputs and no responses.
+    `unkept` says in words why the tensors were not kept; then there are no inputs and no responses. `job` is the id of
+    the job, of 16 bytes, that has the responses; empty for a request whose client waited for them.
     """
 
     at_us: int
@@ -56,6 +62,7 @@ class RecordedCall:
     client_id: str = ""
     sequence: RecordedStep | None = None
     unkept: str = ""
+    job: bytes = b""
 
 
 def pack_recorded_call(call: RecordedCall, responses: Sequence[Buffer]) -> list[Buffer]:
@@ -71,8 +78,9 @@ def pack_recorded_call(call: RecordedCall, responses: Sequence[Buffer]) -> list[
             call.outputs,
             call.parameters or None,
             None if sequence is None else [sequence.id, sequence.start, sequence.end],
-            call.unkept,
+            call.unkept or (IN_ITS_JOB if call.job else ""),
             [len(response) for response in responses],
+            *([call.job] if call.job else []),
         ]
     )
     return [_HEADER.pack(WIRE_VERSION, len(meta)), meta, *[t.data for t in call.inputs], *responses]
@@ -90,7 +98,7 @@ def unpack_recorded_call(record: Buffer) -> RecordedCall:
     meta_end = _HEADER.size + meta_length
     try:
         fields = msgpack.unpackb(bytes(view[_HEADER.size : meta_end]), use_list=False)
-        at_us, version, tenant, client_id, tensors, outputs, parameters, sequence, unkept, lengths, *_ = fields
+        at_us, version, tenant, client_id, tensors, outputs, parameters, sequence, unkept, lengths, *more = fields
         places = places_of(tensors)
         known = parameters_of(parameters)
         if not (
@@ -101,6 +109,11 @@ def unpack_recorded_call(record: Buffer) -> RecordedCall:
         ):
             raise InvalidRecord("recorded call has a field of another type")
         step = None if sequence is None else _step(sequence)
+        job = more[0] if more else b""
+        if type(job) is not bytes or len(job) not in (0, _ID_BYTES):
+            raise InvalidRecord("recorded call has a field of another type")
+        if job and unkept == IN_ITS_JOB:
+            unkept = ""
     except InvalidRecord:
         raise
     except Exception as error:
@@ -117,7 +130,7 @@ def unpack_recorded_call(record: Buffer) -> RecordedCall:
         responses.append(unpack_response(view[data_end : data_end + length]))
         data_end += length
     return RecordedCall(
-        at_us, version, inputs, tuple(responses), tuple(outputs), known, tenant, client_id, step, unkept
+        at_us, version, inputs, tuple(responses), tuple(outputs), known, tenant, client_id, step, unkept, job
     )
 
 

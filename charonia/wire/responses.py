@@ -1,4 +1,4 @@
-"""Response records: header | place | times | report | meta [model, version, outputs, parameters] or error text | bytes.
+"""Response records: header | place | times | report | meta [model, version, outputs or error text, parameters] | bytes.
 
 All responses of models that answer several times have a place (attempt, index), failures and final ones included:
 readers drop what they have seen, and never mix two attempts.
@@ -15,7 +15,7 @@ import msgpack
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.inference import Parameters
+from charonia.inference import RECEIPT, Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.reports import Report
 
@@ -61,6 +61,7 @@ Times = tuple[int, int, int]
 @dataclass(slots=True)
 class ResponseRecord:
     """One decoded response to request `id` (16 bytes). If `error` is set it has failed, and `outputs` is empty.
+    A failure has no parameters but its receipt.
 
     `place` is (attempt, index from 0) for one of several. The last one is `final`; it may have neither outputs nor
     error (G24: an empty final response), and then counts as a response with the next index.
@@ -206,11 +207,9 @@ def response_sizes(records: Iterable[Buffer]) -> list[int]:
 
 
 def with_parameters(record: Buffer, added: Parameters) -> bytes:
-    """The response with these parameters added. A failure has none, and stays as it is. Raises `InvalidRecord`."""
+    """The response with these parameters added. Raises `InvalidRecord`."""
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
-    if flags & FLAG_ERROR:
-        return bytes(record)
     at = _meta_at(view, flags)
     try:
         model, version, tensors, parameters, *more = msgpack.unpackb(bytes(view[at : at + meta_length]))
@@ -282,13 +281,17 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
     packed = bytes(view[meta_at:meta_end])
     if flags & FLAG_ERROR:
         try:
-            model, version, message, *_ = msgpack.unpackb(packed)
+            model, version, message, *more = msgpack.unpackb(packed)
         except Exception as error:
             raise InvalidRecord(f"response error cannot be read: {error}") from None
         if not (type(model) is type(message) is str and type(version) is int):
             raise InvalidRecord("response error has a field of another type")
         failure = CharoniaError.of(code, message)
-        return ResponseRecord(request_id, model, version, [], {}, failure, final, place, times, report)
+        parameters = parameters_of(more[0]) if more and more[0] else {}
+        receipt = parameters.get(RECEIPT)
+        # it becomes a header
+        failure.receipt = receipt if isinstance(receipt, str) and receipt.isascii() and receipt.isprintable() else ""
+        return ResponseRecord(request_id, model, version, [], parameters, failure, final, place, times, report)
     meta = _RESPONSE_METAS.get(packed)
     if meta is None:
         try:

@@ -40,12 +40,21 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed request of a batch. `reason` is one of the names above, `end_ns` is wall clock."""
+    """One failed request of a batch. `reason` is one of the names above, `end_ns` is wall clock.
+
+    `ran_ns` is how long the run took in which it failed, of `batch_rows`; both are 0 where no run began.
+    """
 
     index: int
     error: CharoniaError
     reason: str
     end_ns: int
+    ran_ns: int = 0
+    batch_rows: int = 0
+
+    def spent_ns(self, rows: int) -> int:
+        """What a request of so many rows has used of its instance's time: its share of the run."""
+        return rows * self.ran_ns // self.batch_rows if self.batch_rows else 0
 
 
 @dataclass(frozen=True, slots=True)

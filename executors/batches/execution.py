@@ -111,6 +111,8 @@ class Batch:
         self.planned: list[Planned] = []
         self._running: list[tuple[bytes, ModelRequest]] = []
         self._cancelled: set[bytes] = set()
+        self._run_began: tuple[int, int] | None = None
+        """When the present run began (monotonic ns), and its rows."""
         self.on_running: Callable[[], None] | None = None
         """Called when a model is about to get requests."""
         every = range(len(records))
@@ -147,14 +149,16 @@ class Batch:
     def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
         """Answer requests with an error. `reason` is counted (`batch_results`)."""
         end = wall_ns()
+        ran_ns, rows = (0, 0) if self._run_began is None else (monotonic_ns() - self._run_began[0], self._run_began[1])
         # the error is kept, and its traceback's frames hold it: a reference cycle that would keep the batch's bytes
         error.__traceback__ = None
         for index in indices:
             self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self.version, error)
-            self.executed.failures.append(Failure(index, error, reason, end))
+            self.executed.failures.append(Failure(index, error, reason, end, ran_ns, rows))
 
     def fail_all(self, error: CharoniaError) -> Executed:
         """Answer every planned request that has no answer yet with an error of the backend."""
+        self._run_began = None  # which of them it had begun is unknown
         self.fail([index for index, _ in self.planned if not self.executed.answers[index]], error, BACKEND)
         return self.executed
 
@@ -193,6 +197,7 @@ class Batch:
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[Planned]) -> None:
         records, interface = self.records, self.interface
         start_wall, started = wall_ns(), monotonic_ns()
+        self._run_began = started, self._rows_of(run)
         pairs = [(plan, records[index]) for index, plan in run]
         other = instance if self.has_many_strings and takes_encoded(instance) else None
         try:
@@ -321,6 +326,7 @@ class Batch:
 
     async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
+        self._run_began = started, self._rows_of(run)
         if self._apart is not None and self._strings.taken and are_many_strings(self.records[i] for i, _ in run):
             sent, requests = await self._apart(self._requests_of, run)
         else:
@@ -352,6 +358,7 @@ class Batch:
 
     def take(self, responses: Sequence[ModelResponse], start_wall: int, marks: tuple[int, int, int]) -> Executed:
         """Pack a model's responses to all planned requests, which ran elsewhere. `marks` as in `_count`."""
+        self._run_began = marks[0], self._rows_of(self.planned)
         succeeded = self._keep(self.planned, responses)
         if succeeded:
             self._count(succeeded, self._rows_of(self.planned), start_wall, marks)

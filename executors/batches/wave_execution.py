@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import cast
@@ -288,10 +288,10 @@ class WaveBatch:
             if rows > plan.rows and getattr(instance, "rows_fail_alone", False):
                 self._run_singly(instance, workspace, run)
             elif isinstance(error, CharoniaError):
-                self._fail(indices, error, BACKEND)
+                self._fail(indices, error, BACKEND, (started, rows))
             else:
                 _log.exception("model %r failed to execute a batch", self._interface.name)
-                self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+                self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND, (started, rows))
             return
         ended = monotonic_ns()
         durations = joined - started, inferred - joined, ended - inferred
@@ -470,7 +470,8 @@ class WaveBatch:
         if not isinstance(error, CharoniaError):
             _log.error("model %r failed to execute a batch", self._interface.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
-        self._fail([index for index, _ in begun.run], error, BACKEND)
+        rows = sum([plan.rows * wave.count for (_, plan), wave in zip(begun.run, begun.waves, strict=True)])
+        self._fail([index for index, _ in begun.run], error, BACKEND, (begun.started, rows))
 
     def _end_columns(self, begun: _ColumnRun, answers: list[ColumnOutput]) -> None:
         """Answer the waves of a run, and count it."""
@@ -552,7 +553,7 @@ class WaveBatch:
             if index in left:
                 continue  # its instance died: it runs again, or fails whole
             self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
-            self.executed.failures.append(Failure(index, failure.error, failure.reason, failure.end_ns))
+            self.executed.failures.append(replace(failure, index=index))
         for execution in executed.executions:
             shares = Counter(wave_of[index] for index in execution.indices)
             execution.indices = tuple(shares)
@@ -581,15 +582,19 @@ class WaveBatch:
             columns = [b"".join([r.outputs[number].data for r in responses]) for number in range(len(columns))]
         return self._reply(wave, reply_meta(first.model, first.version, outputs), columns, infer_ns)
 
-    def _fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
+    def _fail(
+        self, indices: Sequence[int], error: CharoniaError, reason: str, run: tuple[int, int] | None = None
+    ) -> None:
+        """Answer waves with an error. `run`: when the run that failed began (monotonic ns), and its rows."""
         end = wall_ns()
+        ran_ns, rows = (monotonic_ns() - run[0], run[1]) if run is not None else (0, 0)
         error.__traceback__ = None  # it is kept, and its frames hold the batch's bytes
         for index in indices:
             wave = self._waves[index]
             failed = [pack_failure(i, self._interface.name, self._version, error) for i in wave.ids()]
             self.executed.singly[index] = failed
             self.executed.failed[index] = wave.count
-            self.executed.failures += [Failure(index, error, reason, end)] * wave.count
+            self.executed.failures += [Failure(index, error, reason, end, ran_ns, rows)] * wave.count
 
 
 def part_record(

@@ -77,6 +77,7 @@ class RequestProgress:
         "record",
         "request",
         "response_index",
+        "run_began",
         "sent_bytes",
         "tokens",
         "window",
@@ -91,6 +92,8 @@ class RequestProgress:
         self.tokens = 0
         self.sent_bytes = 0
         """The tensor bytes of its responses before the final one."""
+        self.run_began: tuple[int, int] | None = None
+        """When the run began in which an instance got it (monotonic ns), and the rows of that run."""
         self.last_response_ns = 0
         """When it was passed to the instance, or had its last response (monotonic)."""
         self.window = record.window
@@ -485,7 +488,9 @@ class StreamedBatch:
             executed.cancelled.add(one.index)
 
     def _count_failure(self, one: RequestProgress, error: CharoniaError, reason: str = BACKEND) -> None:
-        self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
+        began_ns, rows = one.run_began if one.run_began is not None else (0, 0)
+        ran_ns = monotonic_ns() - began_ns if rows else 0
+        self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns(), ran_ns, rows))
 
     # -- for the writer ------------------------------------------------------------------------------------------------
 
@@ -556,6 +561,8 @@ class StreamRun:
         steps = self._batch.batch.steps
         # empty slots count, as in Triton
         self._rows = (steps.rows if steps is not None else 0) or sum(one.plan.rows for one in self._requests)
+        for one in self._requests:
+            one.run_began = self._started_ns, self._rows
         self._batch.last_response_ns = self._begun_ns = monotonic_ns()
 
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
 from charonia.facts.usage import (
+    FAILED_INSTANCE_NS,
     FAILURES,
     INPUT_BYTES,
     MOST_TENANTS,
@@ -17,7 +18,6 @@ from charonia.facts.usage import (
     OUTPUT_BYTES,
     PPM,
     QUEUE_NS,
-    REQUESTS,
     TOKENS,
     Amounts,
     hour_of,
@@ -127,12 +127,14 @@ def amounts_of(records: Sequence[RequestRecord], executed: Executed) -> dict[int
                 record.meta.size_bytes,
                 sizes[index] + executed.sent_bytes.get(index, 0),
                 executed.tokens.get(index, 0),
+                0,
             ]
     for failure in executed.failures:
         record = records[failure.index]
         amounts = found[failure.index] = nothing()
         amounts[FAILURES] = 1
-        amounts[QUEUE_NS] = max(0, failure.end_ns - record.accepted_ns)
+        amounts[QUEUE_NS] = max(0, failure.end_ns - failure.ran_ns - record.accepted_ns)
+        amounts[FAILED_INSTANCE_NS] = failure.spent_ns(record.rows)
         amounts[INPUT_BYTES] = record.meta.size_bytes
         amounts[OUTPUT_BYTES] = executed.sent_bytes.get(failure.index, 0)
         amounts[TOKENS] = executed.tokens.get(failure.index, 0)
@@ -142,14 +144,16 @@ def amounts_of(records: Sequence[RequestRecord], executed: Executed) -> dict[int
 def with_receipts(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
 ) -> list[bytes]:
-    """The answers, with a receipt for each request that asks for one and has succeeded."""
+    """The answers, with a receipt for each request that asks for one, failed ones as well."""
     answers = list(executed.answers)
     if not any(record.meta.wants_receipt for record in records):
         return answers
-    rows = {index: execution.rows for execution in executed.executions for index in execution.indices}
+    of_batch = {index: execution.rows for execution in executed.executions for index in execution.indices}
+    of_batch |= {failure.index: failure.batch_rows for failure in executed.failures}
     for index, amounts in amounts_of(records, executed).items():
         record = records[index]
-        if record.meta.wants_receipt and answers[index] and amounts[REQUESTS]:
-            text = receipt(amounts, rows[index], record.meta.tenant, executor, header.batch_id, header.attempts[index])
+        if record.meta.wants_receipt and answers[index]:
+            place = executor, header.batch_id, header.attempts[index]
+            text = receipt(amounts, record.rows, of_batch[index], record.meta.tenant, *place)
             answers[index] = with_parameters(answers[index], {RECEIPT: text})
     return answers

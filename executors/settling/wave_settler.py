@@ -29,6 +29,7 @@ from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, WaveLog
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestsEnded, pack_fact
 from charonia.facts.usage import (
+    FAILED_INSTANCE_NS,
     FAILURES,
     INPUT_BYTES,
     INSTANCE_NS,
@@ -155,7 +156,8 @@ class WaveCounts:
             waited_ns = max(0, failure.end_ns - wave.accepted_ns)
             used = self.used.setdefault(wave.meta.tenant, nothing())
             used[FAILURES] += 1
-            used[QUEUE_NS] += waited_ns
+            used[QUEUE_NS] += max(0, waited_ns - failure.ran_ns)
+            used[FAILED_INSTANCE_NS] += failure.spent_ns(wave.rows)
             for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
                 counts[name] = counts.get(name, 0) + amount
 

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.datatypes import CONTENTS_FIELDS, DataType
-from charonia.errors import InternalError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import (
     LATEST_VERSION,
     MAX_DEADLINE_NS,
@@ -364,13 +364,15 @@ def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
     return LargeReply((before, *reply.parts, flag))
 
 
-def stream_error(message: str, request: pb.ModelInferRequest, *, final: bool = True) -> bytes:
+def stream_error(error: CharoniaError, request: pb.ModelInferRequest, *, final: bool = True) -> bytes:
     """A serialised in-band error, with id and model of its request; `final` if no more responses follow (G22, G24)."""
-    answer = pb.ModelStreamInferResponse(error_message=message)
+    answer = pb.ModelStreamInferResponse(error_message=error.message)
     answer.infer_response.id = request.id
     answer.infer_response.model_name = request.model_name
     answer.infer_response.model_version = request.model_version
     answer.infer_response.parameters["triton_final_response"].bool_param = final
+    if error.receipt:
+        answer.infer_response.parameters[RECEIPT].string_param = error.receipt
     return answer.SerializeToString()
 
 

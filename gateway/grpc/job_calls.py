@@ -134,7 +134,7 @@ class JobCalls:
         async with contextlib.aclosing(responses):
             async for response in responses:
                 if response.error is not None:
-                    yield stream_error(response.error.message, message, final=response.final)
+                    yield stream_error(response.error, message, final=response.final)
                 elif empty_final or not response.is_flag:
                     response.parameters |= placed(response)
                     yield stream_answer(await self.encode(response, classes, served), final=response.final)

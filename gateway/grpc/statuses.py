@@ -50,11 +50,15 @@ INTERNAL = "internal server error"
 """Text of an unexpected failure; its cause is only logged."""
 
 _MAX_DETAILS_BYTES = 6144
-"""Details travel percent-encoded in the trailers; clients refuse trailers of more than 8 KiB."""
+"""Details travel percent-encoded in the trailers, a receipt (at most 1.5 KB) beside them; clients refuse trailers of
+more than 8 KiB."""
 
 
 RETRY_AFTER = "retry-after-ms"
 """Trailing metadata of a refusal that may succeed when repeated later."""
+
+RECEIPT = "charonia-receipt"
+"""Trailing metadata of a failed request that asked what it has used."""
 
 Refusal = tuple[Status, str, tuple[tuple[str, str], ...]]
 """Status, details and trailing metadata."""
@@ -64,6 +68,8 @@ def refusal(error: CharoniaError) -> Refusal:
     trailers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, ResourceExhausted):
         trailers = ((RETRY_AFTER, str(error.retry_after_s * 1000)),)
+    if error.receipt:
+        trailers += ((RECEIPT, error.receipt),)
     return STATUS[error.code], details(error.message), trailers
 
 

@@ -153,7 +153,7 @@ class StreamRequests:
                 elif response.error is not None:
                     if self._ends_on_error:
                         raise response.error
-                    yield stream_error(response.error.message, about, final=response.final)
+                    yield stream_error(response.error, about, final=response.final)
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)
@@ -215,7 +215,7 @@ class StreamRequests:
         if self._ends_on_error:
             error.__traceback__ = None  # its frames hold the message
             return error
-        return stream_error(error.message, message)
+        return stream_error(error, message)
 
 
 def _order_of(message: pb.ModelInferRequest, served: ServedVersion) -> tuple[str, bytes] | None:

@@ -25,7 +25,15 @@ from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
 from .codec.conversions import generate_task, generated_task, read_template, request_of
-from .codec.error_replies import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
+from .codec.error_replies import (
+    INTERNAL_BODY,
+    JSON_CONTENT_TYPE,
+    STATUS,
+    Headers,
+    error_body,
+    error_event,
+    render_error,
+)
 from .codec.generate_codec import decode_generate, encode_generate
 from .codec.job_json import accepted
 from .codec.paths import GENERATE_STREAM, Route
@@ -179,7 +187,7 @@ class _Events:
         except CharoniaError as error:
             if not self._started:
                 raise
-            await self._event(error_body(error.message))
+            await self._event(error_event(error))
         except Exception:
             if not self._started:
                 raise
@@ -191,6 +199,8 @@ class _Events:
 
     async def _write(self, response: InferenceResponse) -> None:
         status, _, body = await _rendered(response, self._offload)
+        if response.error is not None and response.error.receipt:
+            body = error_event(response.error)
         if not self._started:
             self._started = True
             error = response.error

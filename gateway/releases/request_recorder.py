@@ -1,8 +1,9 @@
 """Records a share of the requests of models that ask for it, with their tensors and answers, for `charonia replay`.
 
 `charonia.models.recording_rules` says which, ADR 0060 why. A request is recorded once it is answered, in a task that no
-caller waits for. What the bounds do not let through is counted, never queued. Sequences are recorded whole or not at
-all: after a step that could not be recorded, the rest of its sequence is left out.
+caller waits for; one that is answered later once it is a job, which keeps its answer. What the bounds do not let
+through is counted, never queued. Sequences are recorded whole or not at all: after a step that could not be recorded,
+the rest of its sequence is left out.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Tape:
     """
 
     __slots__ = (
-        *("_recorder", "_started_ns", "inputs", "is_skipped", "is_whole", "model", "packed", "request", "rules"),
+        *("_recorder", "_started_ns", "inputs", "is_skipped", "is_whole", "job", "model", "packed", "request", "rules"),
         *("size_bytes", "tenant", "unkept", "version"),
     )
 
@@ -89,6 +90,8 @@ class Tape:
         self.tenant = one.options.caller.tenant
         self.inputs = list(request.inputs)
         self.packed: list[bytes] = []
+        self.job = b""
+        """The id of the job that will have its answer."""
         self.is_whole = True
         """False after an error that says nothing about the model."""
         self.is_skipped = False
@@ -143,6 +146,7 @@ class Tape:
             client_id=request.id,
             sequence=step,
             unkept=self.unkept,
+            job=self.job,
         )
 
 
@@ -196,6 +200,13 @@ class RequestRecorder:
         tape = self.tape(rules, one, started_ns)
         if tape is not None:
             tape.add(record)
+            self.ended(tape)
+
+    def submitted(self, rules: RecordingRules, one: AdmittedRequest, job: bytes, started_ns: int) -> None:
+        """Record a request that is a job now and will be answered later, if it is one of the share."""
+        tape = self.tape(rules, one, started_ns)
+        if tape is not None:
+            tape.job = job
             self.ended(tape)
 
     def ended(self, tape: Tape) -> None:

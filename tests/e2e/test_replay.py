@@ -59,6 +59,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("replay")
     for version, factor in FACTORS.items():
         scaling(directory / "models", "scaling", factor, version=version, config=SCALING)
+        scaling(directory / "models", "later", factor, version=version, config=SCALING)
+    scaling(directory / "models", "plain", 2.0)
     for version in (1, 2):
         python(directory / "models", "spelling", SPELLS, SPELLING, version=version)
     with serving(directory / "models", directory / "state") as server:
@@ -92,7 +94,11 @@ def recorded(server: Any, model: str, count: int) -> None:
 
 def test_a_candidate_is_released_by_its_answers(server: Any, replay: Asking) -> None:
     code, said = replay("--to=scaling:2")
-    assert (code, "no recorded request" in said) == (2, True)
+    assert (code, "it records 100.000% of its requests without a tenant" in said) == (2, True), said
+    code, said = replay("--to=plain:1")
+    assert (code, 'it records no requests: set parameters { key: "charonia.record_share"' in said) == (2, True), said
+    code, said = replay("--to=unknown:1")
+    assert (code, "it is not served" in said) == (2, True), said
     for kind in ("http", "grpc"):
         with client(kind, server) as asking:
             for number in range(20):
@@ -113,6 +119,26 @@ def test_a_candidate_is_released_by_its_answers(server: Any, replay: Asking) -> 
     code, tolerant = replay("--to=scaling:3", "--relative=OUTPUT0=0.3")
     assert (code, tolerant["same"]) == (0, 40)
     assert replay("--model=scaling", "--drop") == (0, {"model": "scaling", "deleted": 40}), "replays are not recorded"
+
+
+def test_what_was_answered_later_is_asked_again_too(server: Any, replay: Asking) -> None:
+    """The recording has the inputs, and the job its answer."""
+    jobs = []
+    for number in range(6):
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, WIDTH], "data": [float(number)] * WIDTH}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        status, said = server.request("POST", "/v2/models/later/versions/1/infer", body, {"prefer": "respond-async"})
+        assert status == 202, said
+        jobs.append(json.loads(said)["id"])
+    for job in jobs:
+        assert server.get(f"/v2/jobs/{job}/result?wait=30")[0] == 200
+    recorded(server, "later", 6)
+    code, same = replay("--to=later:2")
+    assert (code, same["compared"], same["same"], same["unreplayable"]) == (0, 6, 6, []), same
+    code, different = replay("--to=later:3")
+    assert (code, different["different"]) == (1, 5), different  # zeros are the same times any factor
+    code, tolerant = replay("--to=later:3", "--absolute=OUTPUT0=0.1", "--relative=0.25")
+    assert (code, tolerant["same"]) == (0, 6), tolerant
 
 
 def test_sequences_and_streams_are_asked_again_in_order(server: Any, replay: Asking) -> None:

@@ -56,6 +56,7 @@ from charonia.facts.events import (
 )
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
 from charonia.generation.prompt_keys import PromptRoute
+from charonia.inference import RECEIPT
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context
 from charonia.traces.reports import BACKEND_OUTPUT, Report, ReportedTensor
@@ -86,6 +87,7 @@ from charonia.wire import (
     unpack_wave,
     unpack_wave_reply,
     wave_head,
+    with_parameters,
 )
 from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call, unpack_recorded_call
 
@@ -113,6 +115,7 @@ RECORDED = RecordedCall(
 UNKEPT = RecordedCall(
     11, 3, [], (), sequence=RecordedStep("call-é", start=False, end=True), parameters={}, unkept="why not é"
 )
+OF_JOB = replace(RECORDED, responses=(), job=ID)
 CONTEXT = Context(TIMESTAMPS | PROPAGATED, ID, ID[:8], "vendor=1", "g-1")
 REPORT = Report(
     ID[:8],
@@ -267,6 +270,9 @@ def written() -> dict[str, bytes]:
         "wire/v1-response.hex": pack_response(ID, "m", 3, [OUTPUT], PARAMETERS),
         "wire/v1-response-part.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False),
         "wire/v1-failure.hex": pack_failure(ID, "m", 3, InvalidArgument("why é")),
+        "wire/v1-failure-with-receipt.hex": with_parameters(
+            pack_failure(ID, "m", 3, InvalidArgument("why é")), {RECEIPT: '{"failed":true}'}
+        ),
         "wire/v1-batch-header.hex": HEADER.pack(),
         "wire/v1-wave.hex": wave(),
         "wire/v1-wave-whole.hex": whole_wave(),
@@ -277,6 +283,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
         "wire/v1-recorded-call.hex": b"".join(pack_recorded_call(RECORDED, [RECORDED_RESPONSE, RECORDED_FAILURE])),
         "wire/v1-recorded-call-unkept.hex": b"".join(pack_recorded_call(UNKEPT, [])),
+        "wire/v1-recorded-call-of-job.hex": b"".join(pack_recorded_call(OF_JOB, [])),
         "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
     facts = {fact.kind: fact for fact in FACTS} | WITH_MORE
@@ -388,6 +395,12 @@ def test_responses_are_read() -> None:
     assert (whole.parameters, part.parameters, part.final) == (PARAMETERS, {}, False)
 
 
+def test_the_receipt_of_a_failure_is_read() -> None:
+    failed = unpack_response(kept("wire/v1-failure-with-receipt.hex"))
+    assert isinstance(failed.error, InvalidArgument)
+    assert (failed.error.message, failed.error.receipt) == ("why é", '{"failed":true}')
+
+
 def test_a_failure_is_read() -> None:
     failed = unpack_response(kept("wire/v1-failure.hex"))
     assert (failed.id, failed.model, failed.version, failed.outputs) == (ID, "m", 3, [])
@@ -468,6 +481,7 @@ def test_a_recorded_call_is_read() -> None:
     assert replace(found, responses=()) == replace(RECORDED, responses=())
     assert (found.responses[0].outputs, found.responses[1].error.__class__) == ([OUTPUT], InvalidArgument)
     assert unpack_recorded_call(kept("wire/v1-recorded-call-unkept.hex")) == UNKEPT
+    assert unpack_recorded_call(kept("wire/v1-recorded-call-of-job.hex")) == OF_JOB
 
 
 def test_joined_records_are_read() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, batches_of
-from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
+from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, Stall, WayFit
 from charonia.simulation.simulated_run import Setting, SimulatedRun
 from charonia.simulation.what_if import at_rate
 
@@ -49,13 +49,17 @@ ways = st.builds(
     turn_ns=st.lists(st.integers(0, MS), min_size=1, max_size=3).map(tuple),
     tail_ns=st.lists(st.integers(0, MS), min_size=1, max_size=3).map(tuple),
 )
-ratios = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4).map(tuple)
-fits = st.builds(
-    lambda base, row, ratios, way: Fit(
-        ServiceFit((SizeFit(1, 50, float(base + row), float(base + row)),), float(base), float(row), 1.0, ratios), way
-    ),
-    st.integers(1000, 10 * MS), st.integers(0, MS), ratios, ways,
-)  # fmt: skip
+deviations = st.lists(st.floats(-0.9, 4.0), min_size=1, max_size=4).map(tuple)
+stalls = st.lists(st.builds(Stall, st.integers(0, 100 * MS), st.integers(0, 50 * MS)), max_size=3).map(tuple)
+
+
+def fit_of(base: int, row: int, deviations: tuple[float, ...], stalls: tuple[Stall, ...], way: WayFit) -> Fit:
+    typical = float(base + row)
+    size = SizeFit(1, 50, typical, typical, typical)
+    return Fit(ServiceFit((size,), float(base), float(row), 1.0, 1.0, deviations, stalls), way, 0, 100 * MS)
+
+
+fits = st.builds(fit_of, st.integers(1000, 10 * MS), st.integers(0, MS), deviations, stalls, ways)
 executions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1))
 
 

@@ -109,6 +109,7 @@ OVER_ONE_SERVER = {
         *("python_client", "python_models", "remote_models", "stalls", "stock_examples"),
         *(
             "observed_replies",
+            "receipts",
             "response_cache",
             "tuner",
             "scheduling",

@@ -16,6 +16,7 @@ _COLUMNS = (
     ("failures", "failures"),
     ("rows", "rows"),
     ("instance", "instance_s"),
+    ("failed", "failed_instance_s"),
     ("queue", "queue_s"),
     ("in", "input_bytes"),
     ("out", "output_bytes"),
@@ -35,6 +36,7 @@ _VALUES = (
     "output_bytes",
     "tokens",
     "batch_share",
+    "failed_instance_s",
 )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 
 from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
+from charonia.inference import RECEIPT
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -32,6 +35,8 @@ NOT_FOUND_BODY = b'{"error":"Not Found"}'
 METHOD_NOT_ALLOWED_BODY = b'{"error":"Method Not Allowed"}'
 INTERNAL_BODY = b'{"error":"internal server error"}'
 
+RECEIPT_HEADER = b"charonia-receipt"
+"""What a failed request has used, where it asked for that."""
 CHALLENGE = (b"www-authenticate", b'Bearer realm="charonia"')
 
 
@@ -48,10 +53,19 @@ class HttpRefusal(Exception):
 
 def error_body(message: str) -> bytes:
     """`{"error":"<message>"}` (E2), lone surrogates replaced."""
+    return _body(message, {})
+
+
+def error_event(error: CharoniaError) -> bytes:
+    """The body of an error within a stream of events, with its receipt, as an event has no headers."""
+    return _body(error.message, {RECEIPT: error.receipt} if error.receipt else {})
+
+
+def _body(message: str, more: Mapping[str, str]) -> bytes:
     try:
-        return orjson.dumps({"error": message})
+        return orjson.dumps({"error": message, **more})
     except TypeError:
-        return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+        return orjson.dumps({"error": message.encode("utf-8", "replace").decode(), **more})
 
 
 def render_error(error: CharoniaError | HttpRefusal) -> tuple[int, Headers, bytes]:
@@ -67,4 +81,6 @@ def render_error(error: CharoniaError | HttpRefusal) -> tuple[int, Headers, byte
             extra.append((b"retry-after", b"%d" % error.retry_after_s))
         elif status == 401:
             extra.append(CHALLENGE)
+        if error.receipt:
+            extra.append((RECEIPT_HEADER, error.receipt.encode()))
     return status, [JSON_CONTENT_TYPE, *extra], error_body(error.message)

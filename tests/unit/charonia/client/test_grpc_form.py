@@ -15,7 +15,15 @@ from charonia.client import ConnectionLost, Incomprehensible, NotConnected, Refu
 from charonia.client.grpc_form import GrpcForm, error_of, plain, read_result, write_inference
 from charonia.client.results import Inference
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted, StreamInterrupted, UnknownError, Unsupported
+from charonia.errors import (
+    CharoniaError,
+    ErrorCode,
+    InternalError,
+    ResourceExhausted,
+    StreamInterrupted,
+    UnknownError,
+    Unsupported,
+)
 from charonia.inference import InferenceResponse, RegionPart
 from charonia.tensors import Tensor
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, stream_error
@@ -230,7 +238,7 @@ def test_a_stream_ends_with_an_empty_response_that_no_caller_sees() -> None:
     assert result["Y"].tolist() == [1]
     response.outputs = []
     assert exchange.read(streamed(response, final=True)) is None
-    failed = pb.ModelStreamInferResponse.FromString(stream_error("words", pb.ModelInferRequest()))
+    failed = pb.ModelStreamInferResponse.FromString(stream_error(InternalError("words"), pb.ModelInferRequest()))
     with pytest.raises(UnknownError, match="words"):
         exchange.read(failed)
 

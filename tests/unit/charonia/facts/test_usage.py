@@ -14,8 +14,10 @@ from charonia.facts.usage import (
     HOUR_S,
     HOURS,
     INSTANCE_NS,
+    MOST_STEPS,
     REQUESTS,
     SHARE_PPM,
+    Steps,
     as_document,
     hour_of,
     increments,
@@ -40,7 +42,7 @@ def test_what_is_written_is_read_again(hour: int, day: int, by_tenant: dict[str,
 
 
 def test_hours_and_tenants_are_kept_apart() -> None:
-    kept = increments(7, {"": [1] * 9, "07nacme": [2] * 9}) | increments(23, {"": [3] * 9})
+    kept = increments(7, {"": [1] * 10, "07nacme": [2] * 10}) | increments(23, {"": [3] * 10})
     found = [(row.start_s // HOUR_S, row.tenant, row.amounts[REQUESTS]) for row in rows_of("m", 0, kept)]
     assert found == [(7, "", 1), (7, "07nacme", 2), (23, "", 3)]
 
@@ -64,8 +66,8 @@ def test_amounts_as_a_document() -> None:
 
 
 def test_a_receipt() -> None:
-    amounts = [1, 0, 2, 250_000, 3_000_000, 1_000_000, 128, 64, 9]
-    assert json.loads(receipt(amounts, 8, "acme", "e-1", "b-1", 2)) == {
+    amounts = [1, 0, 2, 250_000, 3_000_000, 1_000_000, 128, 64, 9, 0]
+    assert json.loads(receipt(amounts, 2, 8, "acme", "e-1", "b-1", 2)) == {
         "rows": 2,
         "instance_s": 0.003,
         "queue_s": 0.001,
@@ -79,4 +81,51 @@ def test_a_receipt() -> None:
         "attempt": 2,
         "tenant": "acme",
     }
-    assert "tenant" not in json.loads(receipt(amounts, 8, "", "e-1", "b-1", 2))
+    assert "tenant" not in json.loads(receipt(amounts, 2, 8, "", "e-1", "b-1", 2))
+
+
+def test_a_receipt_of_a_failed_request() -> None:
+    amounts = [0, 1, 0, 0, 0, 1_000_000, 128, 0, 0, 3_000_000]
+    told = json.loads(receipt(amounts, 2, 8, "", "e-1", "b-1", 1))
+    assert (told["failed"], told["rows"], told["instance_s"], told["batch_share"]) == (True, 2, 0.003, 0.25)
+    assert "failed_instance_s" not in told
+    assert json.loads(receipt(amounts, 2, 0, "", "e-1", "b-1", 1))["batch_share"] is None
+
+
+def test_a_receipt_of_steps_is_their_sum_and_names_them() -> None:
+    step = receipt([1, 0, 2, 250_000, 3_000_000, 1_000_000, 128, 64, 9, 0], 2, 8, "acme", "e-1", "b-1", 1)
+    inner = Steps()
+    inner.add("leaf", 1, step)
+    steps = Steps()
+    steps.add("first", 1, step)
+    steps.add("nested", 3, inner.receipt(2, "acme", 1, failed=False))
+    for broken in (None, 7, "{", "[]"):
+        steps.add("strange", 1, broken)
+    told = json.loads(steps.receipt(2, "acme", 1, failed=False))
+    assert {name: told[name] for name in ("rows", "instance_s", "queue_s", "input_bytes", "tokens", "tenant")} == {
+        "rows": 2,
+        "instance_s": 0.006,
+        "queue_s": 0.002,
+        "input_bytes": 256,
+        "tokens": 18,
+        "tenant": "acme",
+    }
+    assert [(one["model"], one["version"]) for one in told["steps"]] == [("first", 1), ("nested", 3)]
+    assert told["steps"][1]["steps"][0]["executor"] == "e-1"
+    assert "steps_left_out" not in told
+
+
+def test_a_receipt_names_no_more_steps_than_fit() -> None:
+    step = receipt([1, 0, 1, 1_000_000, 1_000_000, 0, 0, 0, 0, 0], 1, 1, "", "e-1", "b-1", 1)
+    steps = Steps()
+    for number in range(MOST_STEPS + 50):
+        steps.add(f"m{number}", 1, step)
+    told = json.loads(steps.receipt(1, "", 1, failed=False))
+    assert (len(told["steps"]), told["steps_left_out"], told["instance_s"]) == (MOST_STEPS, 50, 0.15)
+    failed = json.loads(steps.receipt(1, "", 1, failed=True))
+    assert [one["model"] for one in failed["steps"]] == ["m148", "m149"]
+    assert (failed["steps_left_out"], failed["instance_s"]) == (148, 0.15)
+    steps.add("long" * 400, 1, step)
+    text = steps.receipt(1, "", 1, failed=True)  # becomes a header
+    assert len(text) <= 1500
+    assert json.loads(text)["steps"] == []

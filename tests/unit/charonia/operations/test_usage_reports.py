@@ -21,7 +21,7 @@ NOW_S = NOW_NS // 10**9
 
 async def used(log: MemoryLog, model: str, tenant: str, day: int, hour: int, requests: int = 1) -> None:
     amounts = nothing()
-    amounts[:] = [requests, 0, 2 * requests, 500_000 * requests, 10**9, 2 * 10**9, 2048, 512, 7]
+    amounts[:] = [requests, 0, 2 * requests, 500_000 * requests, 10**9, 2 * 10**9, 2048, 512, 7, 250_000_000]
     await log.add_statistics(keys.usage(model, day), increments(hour, {tenant: amounts}))
     await log.set_times(keys.USED_MODELS, {model.encode(): 1})
 
@@ -55,6 +55,7 @@ async def test_sums_by_tenant_and_model(log: MemoryLog) -> None:
         "failures": 0,
         "rows": 10,
         "instance_s": 2.0,
+        "failed_instance_s": 0.5,
         "queue_s": 4.0,
         "input_bytes": 4096,
         "output_bytes": 1024,
@@ -91,7 +92,7 @@ async def test_what_is_printed(log: MemoryLog) -> None:
     printed = text(parser().parse_args(["usage"]), document).splitlines()
     assert printed[0].endswith("to 2024-10-04T12:00:00Z")
     headings = (
-        ["TENANT", "MODEL", "REQUESTS", "FAILURES", "ROWS", "INSTANCE", "QUEUE"],
+        ["TENANT", "MODEL", "REQUESTS", "FAILURES", "ROWS", "INSTANCE", "FAILED", "QUEUE"],
         ["IN", "OUT", "TOKENS", "SHARE"],
     )
     assert printed[1].split() == [*headings[0], *headings[1]]
@@ -106,8 +107,9 @@ async def test_comma_separated_values(log: MemoryLog) -> None:
     document = await asked(log, 0, models=("m",), period="hour")
     printed = text(parser().parse_args(["usage", "--csv"]), document).splitlines()
     assert printed[0] == (
-        "tenant,model,from,requests,failures,rows,instance_s,queue_s,input_bytes,output_bytes,tokens,batch_share"
+        "tenant,model,from,requests,failures,rows,instance_s,queue_s,input_bytes,output_bytes,tokens,batch_share,"
+        "failed_instance_s"
     )
-    assert printed[1] == ",m,2024-10-04T11:00:00Z,1,0,2,1,2,2048,512,7,0.5"
-    assert printed[2] == '"a ""quoted"", one",m,2024-10-04T03:00:00Z,1,0,2,1,2,2048,512,7,0.5'
+    assert printed[1] == ",m,2024-10-04T11:00:00Z,1,0,2,1,2,2048,512,7,0.5,0.25"
+    assert printed[2] == '"a ""quoted"", one",m,2024-10-04T03:00:00Z,1,0,2,1,2,2048,512,7,0.5,0.25'
     assert len(printed) == 1 + len(document["usage"])

@@ -14,7 +14,7 @@ from charonia.replay.candidate_answers import NO_ANSWERS, Pace, Replay
 from charonia.replay.difference_report import DIFFERENT, NOT_RUN, SAME, DifferenceReport
 from charonia.replay.replay_lines import EXPIRED, Recorded, lines_of
 from charonia.tensors import Tensor
-from charonia.wire import pack_response
+from charonia.wire import ResponseRecord, pack_response
 from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
 
 
@@ -29,6 +29,7 @@ class World:
         self.records: dict[int, bytes] = {}
         self.recorded: list[Recorded] = []
         self.answers: dict[int, float | CharoniaError] = {}
+        self.jobs: dict[int, float] = {}
         self.asked: list[int] = []
         self.running = self.most = self.done = 0
         self.report = DifferenceReport("m", 3)
@@ -39,6 +40,18 @@ class World:
         pieces = pack_recorded_call(call, [pack_response(bytes(16), "m", 2, [output(number)], {})])
         self.records[number] = b"".join(bytes(piece) for piece in pieces)
         self.recorded.append(Recorded(number.to_bytes(16, "big"), number, 2, sequence=step))
+
+    def add_job(self, number: int) -> None:
+        """A recording of a request that was answered later."""
+        call = RecordedCall(number, 2, [output(number)], (), ("y",), client_id=str(number), job=bytes([number] * 16))
+        self.records[number] = b"".join(bytes(piece) for piece in pack_recorded_call(call, []))
+        self.recorded.append(Recorded(number.to_bytes(16, "big"), number, 2))
+
+    async def of_job(self, job_id: bytes) -> Sequence[ResponseRecord] | str:
+        number = job_id[0]
+        if number not in self.jobs:
+            return "its job has not ended"
+        return [ResponseRecord(b"", "m", 2, [output(self.jobs[number]), Tensor.of("z", np.zeros(1))], {}, None)]
 
     async def fetch(self, one: Recorded) -> bytes | None:
         return self.records.get(one.at_us)
@@ -60,7 +73,8 @@ class World:
             self.done += 1
 
         lines = lines_of(self.recorded)
-        await Replay(self.ask, self.fetch, self.report, {}, done).run(lines.lines, Pace(concurrency, rate))
+        replay = Replay(self.ask, self.fetch, self.report, {}, done, of_job=self.of_job)
+        await replay.run(lines.lines, Pace(concurrency, rate))
         return self.report
 
 
@@ -70,6 +84,17 @@ async def test_equal_answers_are_the_same() -> None:
         world.add(number)
     assert (await world.replay(4)).verdict == SAME
     assert (sorted(world.asked), world.most, world.done) == (list(range(20)), 4, 20)
+
+
+async def test_answers_of_jobs_are_compared_and_what_has_none_is_not_asked() -> None:
+    world = World()
+    for number in (1, 2, 3):
+        world.add_job(number)
+    world.jobs = {1: 1.0, 2: 2.5}
+    report = (await world.replay()).document()
+    assert (report["compared"], report["same"], report["different"]) == (2, 1, 1)
+    assert world.asked == [1, 2]
+    assert "its job has not ended" in str(report["unreplayable"])
 
 
 async def test_differences_are_counted() -> None:

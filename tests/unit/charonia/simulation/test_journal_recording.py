@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from charonia.facts.journal import FIELD, pack_accepted, pack_batched, pack_ended, pack_started
 from charonia.simulation.journal_recording import RESOLUTION_NS, JournalRecording
-from charonia.simulation.recorded_requests import Outcome, batches_of
+from charonia.simulation.recorded_requests import Outcome, batches_of, begun_in_turn
 
 
 def request(number: int) -> bytes:
@@ -31,6 +31,28 @@ def test_a_batch_is_what_was_dispatched_together() -> None:
     assert [one.arrived_ns // RESOLUTION_NS for one in found.requests] == [1000, 1000, 1001, 1011]
     (batch,) = batches_of(found.requests)
     assert (batch.rows, batch.started_ns // RESOLUTION_NS, batch.computed_ns // RESOLUTION_NS) == (2, 1002, 1010)
+
+
+def test_a_batch_that_was_sent_ahead_begins_when_an_instance_is_free() -> None:
+    fold = JournalRecording("m")
+    first, second, third = map(request, range(3))
+    entries = [
+        (b"1000-0", pack_accepted([first, second, third])),
+        (b"1001-0", pack_batched([first], 1, "e", "b-1")),
+        (b"1002-0", pack_batched([second], 1, "e", "b-2")),
+        (b"1003-0", pack_batched([third], 1, "other", "b-3")),
+        (b"1010-0", pack_ended([first], [1], b"s", ("e", "b-1"))),
+        (b"1015-0", pack_ended([third], [1], b"s", ("other", "b-3"))),
+        (b"1020-0", pack_ended([second], [1], b"s", ("e", "b-2"))),
+    ]
+    for entry_id, packed in entries:
+        fold.fold(entry_id, [FIELD, packed])
+    found = fold.recording()
+    assert not found.knows_starts
+    one, two = begun_in_turn(found, 1), begun_in_turn(found, 2)
+    assert [batch.started_ns // RESOLUTION_NS for batch in batches_of(one.requests)] == [1001, 1003, 1010]
+    assert [batch.started_ns // RESOLUTION_NS for batch in batches_of(two.requests)] == [1001, 1002, 1003]
+    assert one.knows_starts
 
 
 def test_entries_of_one_millisecond_keep_their_order() -> None:

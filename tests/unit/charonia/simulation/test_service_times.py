@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
+from statistics import pstdev
 
 import pytest
 
@@ -11,7 +13,7 @@ from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 from charonia.simulation.recorded_requests import Outcome, RecordedBatch, RecordedRequest, recording
-from charonia.simulation.service_times import Draws, Fit, WayFit, fitted, service_fit
+from charonia.simulation.service_times import Draws, Fit, ServiceFit, SizeFit, Stall, WayFit, fitted, service_fit
 
 MS = 1_000_000
 
@@ -29,9 +31,84 @@ def test_medians_and_the_line_between_and_beyond_them() -> None:
     assert fit.base_ns == pytest.approx(5 * MS)
     assert fit.row_ns == pytest.approx(MS)
     assert fit.r_squared > 0.99
-    assert fit.median_ns(3) == pytest.approx(8 * MS)
-    assert fit.median_ns(8) == pytest.approx(13 * MS)
+    assert fit.typical_ns(3) == pytest.approx(8 * MS)
+    assert fit.typical_ns(8) == pytest.approx(13 * MS)
     assert [fit.knows(rows) for rows in (1, 3, 4, 5)] == [True, True, True, False]
+
+
+def test_a_size_that_was_seldom_seen_is_taken_to_lie_near_the_line() -> None:
+    chance = random.Random(1)
+
+    def seen(rows: int, count: int, off_ms: float = 0.0) -> list[RecordedBatch]:
+        return [batch(rows, round((6 + rows + off_ms + chance.gauss(0, 0.4)) * MS)) for _ in range(count)]
+
+    batches = [*seen(1, 200), *seen(2, 100), *seen(3, 50), *seen(4, 25), *seen(8, 1, 2.0)]
+    found = {size.rows: size for size in service_fit(batches).sizes}
+    assert found[8].median_ns > 15 * MS
+    assert found[8].typical_ns == pytest.approx(14 * MS, rel=0.03)
+    # a size that takes another time whenever it is seen is no chance
+    padded = {size.rows: size for size in service_fit([*batches[:-1], *seen(8, 100, 4.0)]).sizes}
+    assert padded[8].typical_ns == pytest.approx(18 * MS, rel=0.01)
+    assert padded[1].typical_ns == pytest.approx(padded[1].median_ns, rel=0.02)
+
+
+@pytest.mark.parametrize(("multiplied", "growth"), [(True, 1.0), (False, 0.0)])
+def test_deviations_grow_with_the_size_as_far_as_they_did(multiplied: bool, growth: float) -> None:
+    chance = random.Random(2)
+    batches = []
+    for rows in (1, 4, 16):
+        middle = 2.0 + rows
+        for _ in range(400):
+            batches.append(batch(rows, round((middle + chance.gauss(0, 0.05 * (middle if multiplied else 3))) * MS)))
+    assert service_fit(batches).growth == pytest.approx(growth, abs=0.15)
+
+
+def test_a_long_pause_is_no_deviation_and_keeps_its_place() -> None:
+    batches = [batch(1, (10 + number % 3) * MS, number) for number in range(100)]
+    starts = [number * 20 * MS for number in range(100)]
+    batches = [
+        replace(one, started_ns=at, computed_ns=at + one.service_ns) for at, one in zip(starts, batches, strict=True)
+    ]
+    batches[50] = replace(batches[50], computed_ns=1500 * MS)
+    service = service_fit(batches)
+    assert service.stalls == (Stall(1000 * MS + round(5.5 * MS), 489 * MS),)
+    assert len(service.deviations) == 99
+    fit = Fit(service, WayFit(), 0, 2000 * MS)
+    for pace in (1, 2):
+        arrivals = [RecordedRequest(number * 20 * MS * pace) for number in range(101)]
+        drawn = Draws(fit, random.Random(1), arrivals)
+        long = [at for at in range(0, 2000 * pace, 20) if drawn.service_ns(1, at * MS) > 400 * MS]
+        assert len(long) == 1
+        assert abs(long[0] - 1000 * pace) <= 20
+    assert all(Draws(fit, random.Random(1)).service_ns(1, at * MS) < 20 * MS for at in range(0, 2000, 20))
+
+
+def test_pauses_come_by_time() -> None:
+    stalls = tuple(Stall(at * MS, MS) for at in range(0, 100, 10))
+    fit = Fit(ServiceFit((SizeFit(1, 1, MS, MS, MS),), 0.0, 0.0, 1.0, 1.0, (0.0,), stalls), WayFit(), 0, 100 * MS)
+
+    def met(last_ms: float) -> int:
+        drawn = Draws(fit, random.Random(1), [RecordedRequest(0), RecordedRequest(round(last_ms * MS))])
+        return drawn.service_ns(1, 10**12) // MS - 1
+
+    assert [met(100), met(50), met(25), met(200)] == [10, 5, 3, 10]
+
+
+def test_the_spread_of_the_clock_is_taken_out_and_long_executions_stay() -> None:
+    chance = random.Random(3)
+    batches = []
+    for number in range(1000):
+        begin, end = chance.random(), chance.random()  # of their milliseconds, and where they are drawn in them
+        blurred = 10 + chance.gauss(0, 0.1) + (chance.random() - begin) + (chance.random() - end)
+        batches.append(batch(1, round((blurred + (6 if number % 50 == 0 else 0)) * MS), number))
+    assert pstdev(service_fit(batches).deviations[1:50]) * 10 > 0.4
+    found = service_fit(batches, MS * MS / 3)
+    spread = [ns / MS for ns in found.deviations]  # growth 0: nanoseconds
+    assert found.growth == 0.0
+    usual = [ms for number, ms in enumerate(spread) if number % 50]
+    assert pstdev(usual) < 0.3
+    assert abs(sum(usual) / len(usual)) < 0.1
+    assert all(4 < ms < 8 for number, ms in enumerate(spread) if number % 50 == 0)
 
 
 def draws(batches: list[RecordedBatch], rows: int, count: int, seed: int = 1) -> list[int]:

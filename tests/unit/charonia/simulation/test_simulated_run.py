@@ -14,7 +14,7 @@ from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, simulated
 
 MS = 1_000_000
-FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS),), 10.0 * MS, 0.0, 1.0, (1.0,)), WayFit())
+FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS, 10.0 * MS),), 10.0 * MS, 0.0, 1.0, 1.0, (0.0,)), WayFit())
 
 
 def run(
@@ -79,8 +79,8 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_answers_in_order_wait_for_those_before() -> None:
-    slow = SizeFit(2, 1, 30.0 * MS, 30.0 * MS)
-    fit = Fit(ServiceFit((FIT.service.sizes[0], slow), 0.0, 0.0, 1.0, (1.0,)), WayFit())
+    slow = SizeFit(2, 1, 30.0 * MS, 30.0 * MS, 30.0 * MS)
+    fit = Fit(ServiceFit((FIT.service.sizes[0], slow), 0.0, 0.0, 1.0, 1.0, (0.0,)), WayFit())
     requests = [RecordedRequest(MS, rows=2), RecordedRequest(2 * MS)]
     found = run((), DynamicBatching(preserve_ordering=True), instances=2, fit=fit, requests=requests)
     assert times(found) == [(1, 31), (2, 31)]

@@ -87,4 +87,8 @@ def test_parameters_are_added_to_an_answer_with_all_that_it_has() -> None:
     assert found.parameters == {"a": "b", "c": True}
     assert (found.outputs, found.place, found.times) == (before.outputs, before.place, before.times)
     failure = pack_failure(ID, "m", 1, InternalError("no"))
-    assert with_parameters(failure, {"c": True}) == failure
+    told = unpack_response(with_parameters(failure, {RECEIPT: "{}"}))
+    assert (told.parameters, told.outputs, told.place) == ({RECEIPT: "{}"}, [], unpack_response(failure).place)
+    assert told.error is not None
+    assert (told.error.message, told.error.receipt) == (unpack_response(failure).error.message, "{}")  # type: ignore[union-attr]
+    assert unpack_response(with_parameters(failure, {RECEIPT: "a\nb"})).error.receipt == ""  # type: ignore[union-attr]

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from charonia.errors import InternalError
 from charonia.facts.usage import (
+    AMOUNTS,
+    FAILED_INSTANCE_NS,
     FAILURES,
     INSTANCE_NS,
     MOST_TENANTS,
@@ -29,6 +31,7 @@ from charonia.wire import (
     BatchHeader,
     RequestRecord,
     Wave,
+    pack_failure,
     pack_request,
     pack_response,
     request_meta,
@@ -64,12 +67,12 @@ def test_a_request_has_its_share_of_its_batch() -> None:
     executed = Executed(
         [answer(), answer(), b""],
         [Execution((0, 1), 5, 3000, 9000, 10, 80, 10)],
-        [Failure(2, InternalError("no"), BACKEND, 9000)],
+        [Failure(2, InternalError("no"), BACKEND, 9000, 6000, 5)],
     )
     found = amounts_of(records, executed)
-    assert found[0] == [1, 0, 1, 200_000, 20, 2000, 4, 8, 0]
-    assert found[1] == [1, 0, 3, 600_000, 60, 0, 12, 8, 0]  # clocks of two machines differ
-    assert found[2] == [0, 1, 0, 0, 0, 8000, 4, 0, 0]
+    assert found[0] == [1, 0, 1, 200_000, 20, 2000, 4, 8, 0, 0]
+    assert found[1] == [1, 0, 3, 600_000, 60, 0, 12, 8, 0, 0]  # clocks of two machines differ
+    assert found[2] == [0, 1, 0, 0, 0, 2000, 4, 0, 0, 1200]
 
 
 def test_earlier_responses_and_tokens_belong_to_their_request() -> None:
@@ -152,7 +155,7 @@ def test_a_day_names_a_bounded_number_of_tenants() -> None:
     counts = UsageCounts(ExecutorMetrics())
 
     def requests_of(tenants: list[str], hour: int) -> dict[str, int]:
-        counts.add("m", 1, {tenant: [1] + [0] * 8 for tenant in tenants})
+        counts.add("m", 1, {tenant: [1] + [0] * (len(AMOUNTS) - 1) for tenant in tenants})
         ((model, day, _, added),) = counts.take(hour * HOUR_NS)
         return {row.tenant: row.amounts[REQUESTS] for row in rows_of(model, day, added)}
 
@@ -177,11 +180,36 @@ def test_those_that_ask_get_a_receipt() -> None:
     assert with_receipts("e-1", HEADER, records[1:], Executed([answer()])) == [answer()]
 
 
+def test_a_failed_request_gets_a_receipt_as_well() -> None:
+    records = [record("acme", 2, charonia_receipt=True), record("acme", 2)]
+    failed = pack_failure(records[0].id, "m", 1, InternalError("no"))
+    failures = [Failure(at, InternalError("no"), BACKEND, 9000, 800, 4) for at in (0, 1)]
+    executed = Executed([failed, failed], failures=failures)
+    told, other = with_receipts("e-1", HEADER, records, executed)
+    assert other == failed
+    error = unpack_response(told).error
+    assert isinstance(error, InternalError)
+    assert error.message == "no"
+    document = json.loads(error.receipt)
+    assert (document["failed"], document["instance_s"], document["batch_share"]) == (True, 400e-9, 0.5)
+    assert (document["rows"], document["executor"], document["attempt"]) == (2, "e-1", 1)
+    assert json.loads(error.again().receipt) == document
+    assert unpack_response(failed).error.receipt == ""  # type: ignore[union-attr]
+
+
+def test_failures_of_waves_count_what_they_ran() -> None:
+    waves = [wave("acme", 2, 0)]
+    counted = WaveCounts()
+    counted.failed([Failure(0, InternalError("no"), BACKEND, 9000, 3000, 6)] * 2, waves)
+    amounts = counted.used["acme"]
+    assert (amounts[FAILURES], amounts[FAILED_INSTANCE_NS], amounts[QUEUE_NS]) == (2, 1000, 10_000)
+
+
 def test_metrics_name_a_bounded_number_of_tenants() -> None:
     metrics = ExecutorMetrics()
     for number in range(300):
-        metrics.used("m", 1, f"t{number}", [1] * 9)
-    metrics.used("m", 1, "t7", [1] * 9)
+        metrics.used("m", 1, f"t{number}", [1] * len(AMOUNTS))
+    metrics.used("m", 1, "t7", [1] * len(AMOUNTS))
     text = metrics.render().decode()
     series = [line for line in text.splitlines() if line.startswith("charonia_usage_requests_total")]
     assert len(series) == 257
@@ -193,6 +221,6 @@ def test_metrics_have_a_bounded_number_of_series() -> None:
     metrics = ExecutorMetrics()
     for version in range(1, 41):
         for number in range(200):
-            metrics.used("m", version, f"t{number}", [1] * 9)
+            metrics.used("m", version, f"t{number}", [1] * len(AMOUNTS))
     assert 4096 <= len(metrics._usage) <= 4096 + 40
     assert sum(amounts[REQUESTS] for amounts in metrics._usage.values()) == 40 * 200

@@ -15,7 +15,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogAway, LogRefused, LogUnavailable
 from charonia.eventlog.port import Counted
 from charonia.eventlog.redis.server.transport import Refused
-from charonia.facts.usage import HOUR_S, MOST_WRITTEN, REQUESTS, hour_of, rows_of
+from charonia.facts.usage import AMOUNTS, HOUR_S, MOST_WRITTEN, REQUESTS, hour_of, rows_of
 from charonia.tasks import Tasks
 from executors.metrics import ExecutorMetrics
 from executors.settling import usage_writer
@@ -64,7 +64,7 @@ class Bench:
         self.kept += 1
 
     def use(self, *tenants: str) -> None:
-        self.counts.add("m", 1, {tenant: [1] * 9 for tenant in tenants})
+        self.counts.add("m", 1, {tenant: [1] * len(AMOUNTS) for tenant in tenants})
 
     def requests(self) -> dict[str, int]:
         """By tenant, of all hours."""
@@ -85,7 +85,7 @@ async def test_many_tenants_are_written_in_parts(bench: Bench) -> None:
     names = [f"t{number}" for number in range(120)]
     bench.use(*names)
     bench.writer.write(bench.now_ns)
-    assert [len(part) for part in bench.waves.parts] == [MOST_WRITTEN, MOST_WRITTEN, 180]
+    assert [len(part) for part in bench.waves.parts] == [MOST_WRITTEN, MOST_WRITTEN, 300]
     tenants = [{name[3:] for name in part} for part in bench.waves.parts]
     assert sum(map(len, tenants)) == len(set.union(*tenants)), "those of one tenant are together"
     assert bench.requests() == dict.fromkeys(names, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import MAX_CLIENT_ID_BYTES, InferenceRequest, InferenceResponse, RegionPart, RegionUse
 from charonia.tensors import Tensor, join_bytes_elements
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, stream_error
@@ -367,7 +367,7 @@ def test_a_stream_answer_is_the_reply_that_is_final() -> None:
 
 def test_a_stream_error_names_its_request() -> None:
     request = pb.ModelInferRequest(model_name="m", model_version="2", id="r")
-    found = pb.ModelStreamInferResponse.FromString(stream_error("went wrong", request))
+    found = pb.ModelStreamInferResponse.FromString(stream_error(InternalError("went wrong"), request))
     assert found == pb.ModelStreamInferResponse(
         error_message="went wrong",
         infer_response=pb.ModelInferResponse(

@@ -80,6 +80,20 @@ async def test_a_recording_holds_what_was_asked_and_answered(log: MemoryLog) -> 
     assert recorder.pending_bytes == 0
 
 
+async def test_a_request_that_is_answered_later_is_recorded_with_its_job(log: MemoryLog) -> None:
+    recorder = RequestRecorder(log)
+    job = bytes(range(16))
+    recorder.submitted(ALL, request(3, outputs=("z",)), job, monotonic_ns())
+    recorder.submitted(ALL, request(tenant="a"), bytes(16), monotonic_ns())
+    recorder.submitted(ALL, request(priority=REPLAY_PRIORITY), bytes(16), monotonic_ns())
+    await recorder.settled()
+    (found,) = await recorded(log)
+    assert (found.job, found.responses, found.unkept, found.outputs) == (job, (), "", ("z",))
+    assert [(t.name, t.array().tolist()) for t in found.inputs] == [("x", [0, 1, 2])]
+    assert recorder.counts == {("m", "recorded"): 1}
+    assert recorder.pending_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("rules", "one", "count"),
     [
