@@ -32,6 +32,7 @@ MAX_LIMIT = 1000
 _MAX_ID = 2048
 _READ_AT_ONCE = 500
 _ENDS = frozenset(state.value for state in JobState if state.terminal)
+_FAILED_ENDS = _ENDS - {JobState.SUCCEEDED.value}
 _MAX_EXAMINED = 5000
 """Max records that one page examines: a filter that matches few records gives short pages, never a long wait."""
 
@@ -53,7 +54,7 @@ class JobQueries:
         self._watches = watches
         self._overdue = overdue
         self._paces = Paces(log)
-        self._streams = JobStreams(log, watches)
+        self._streams = JobStreams(log, watches, deliveries)
         self._not_found = JOB_NOT_FOUND
         self._waits: set[asyncio.Timeout] = set()
         self._hurried = False
@@ -164,7 +165,6 @@ class JobQueries:
             return view, [_response(record, outcome)]
         async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
             found = [_response(record, response) async for response in responses]
-        self._deliveries.given(record.model, record.id, record.retention_s)
         return view, [response for response in found if not response.is_flag]
 
     async def responses(
@@ -175,7 +175,6 @@ class JobQueries:
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
             async for response in responses:
                 yield _response(record, response)
-        self._deliveries.given(record.model, record.id, record.retention_s)
 
     async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
         """As `responses` from the first one, for a job of a call at this gateway."""
@@ -215,10 +214,11 @@ class JobQueries:
         self, record: JobRecord, caller: Caller, after_number: int, after_index: int
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         updates = self._streams.updates(record, caller, after_number, after_index)
-        decoupled = bool(record.about.get("decoupled"))  # of others, events have no responses
+        # of models with one response the events have none, but the error of a job that failed
+        complete = _ENDS if record.about.get("decoupled") else _FAILED_ENDS
         async with contextlib.aclosing(updates):
             async for update in updates:
-                if decoupled and isinstance(update, JobEvent) and update.kind in _ENDS:
+                if isinstance(update, JobEvent) and update.kind in complete:
                     self._deliveries.given(record.model, record.id, record.retention_s)
                 yield update if isinstance(update, JobEvent) else _response(record, update)
 

@@ -17,6 +17,7 @@ from charonia.facts.jobs import JobEvent, JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller
 
+from .job_deliveries import JobDeliveries
 from .job_views import outcome_of
 from .job_watches import JobWatch, JobWatches
 
@@ -27,9 +28,10 @@ _PAGE = 32
 class JobStreams:
     """The followers of one gateway."""
 
-    def __init__(self, log: JobLog, watches: JobWatches) -> None:
+    def __init__(self, log: JobLog, watches: JobWatches, deliveries: JobDeliveries) -> None:
         self._log = log
         self._watches = watches
+        self._deliveries = deliveries
         self._reader = log.reader()
         self._reading = False
         self._followers: dict[bytes, set[asyncio.Event]] = {}
@@ -80,16 +82,22 @@ class JobStreams:
             yield known.events[-1]
 
     async def responses(self, record: JobRecord, caller: Caller, after_index: int) -> AsyncGenerator[ResponseRecord]:
-        """Only the responses, also of a job with a single one. Raises the job's error at the end."""
+        """Only the responses, also of a job with a single one. Raises the job's error at the end.
+
+        The delivery is noted before the final response, after which a reader may not come again, and before the error.
+        """
         number = len(record.events)
         async with contextlib.aclosing(self.updates(record, caller, number, after_index)) as updates:
             async for update in updates:
                 if isinstance(update, ResponseRecord):
+                    if update.final:
+                        self._deliveries.given(record.model, record.id, record.retention_s)
                     yield update
         ended = await self._log.job(record.model, record.id)
         outcome = None if ended is None else await outcome_of(self._log, ended)
         if outcome is None:
             raise NotFound(JOB_NOT_FOUND)
+        self._deliveries.given(record.model, record.id, record.retention_s)
         if outcome.error is not None:
             raise outcome.error
         if not record.about.get("decoupled") and after_index < 0:
