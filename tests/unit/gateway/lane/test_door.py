@@ -121,15 +121,20 @@ def test_what_finds_no_room_goes_the_full_way(bench: LaneBench) -> None:
     assert bench.lease.is_idle
 
 
+def went_the_full_way(bench: LaneBench, front: Front, calls: list[Call]) -> None:
+    """These calls of a front left the lane, once each, and nothing is counted for them."""
+    bench.settle()
+    assert front.told == [(call, "left") for call in calls]
+    assert [call.wave for call in calls] == [None] * len(calls)
+    assert bench.waves._under_way == {}
+    assert bench.lease.is_idle
+
+
 def test_what_the_log_does_not_take_goes_the_full_way(bench: LaneBench) -> None:
     front = bench.front()
     bench.gate.is_away = True
     calls = front.send(1, 2, 3)
-    bench.settle()
-    assert front.told == [(call, "left") for call in calls]
-    assert [call.wave for call in calls] == [None] * 3
-    assert bench.waves._under_way == {}
-    assert bench.lease.is_idle
+    went_the_full_way(bench, front, calls)
     bench.gate.is_away = False
     front.send(4)
     assert bench.values() == [[4]], "nothing is counted as under way"
@@ -143,11 +148,7 @@ def test_what_cannot_be_packed_goes_the_full_way(bench: LaneBench, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("gateway.lane.door.wave_head", broken)
         calls = front.send(1, 2, 3)
-    bench.settle()
-    assert front.told == [(call, "left") for call in calls]
-    assert [call.wave for call in calls] == [None] * 3
-    assert bench.waves._under_way == {}
-    assert bench.lease.is_idle
+    went_the_full_way(bench, front, calls)
     front.send(4)
     assert bench.values() == [[4]], "nothing is counted as under way"
 
@@ -165,11 +166,7 @@ def test_what_was_handed_on_before_an_error_is_answered_once(
     with monkeypatch.context() as patch:
         patch.setattr(bench.waves, "_send_wave", breaks)
         calls = front.send(1, 2, 3)
-    bench.settle()
-    assert front.told == [(call, "left") for call in calls]
-    assert [call.wave for call in calls] == [None] * 3
-    assert bench.waves._under_way == {}
-    assert bench.lease.is_idle
+    went_the_full_way(bench, front, calls)
     assert bench.values() == [[1, 2, 3]], "the log has it all the same"
     bench.answer()
     assert len(front.told) == 3
