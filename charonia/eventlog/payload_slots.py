@@ -4,11 +4,11 @@ A slot is a file of its owner's payload directory that stays mapped, in the owne
 payload costs one copy into warm pages, where a file of its own costs its creation, new pages and its removal.
 
 Each use of a slot has a generation. The name of a payload has slot, generation and offset (`charonia.wire.records`);
-the header of the slot holds the generation of its current use. A reader holds a shared lock (`flock`) on the slot from before it compares
-generations until the last view of the bytes is gone. The owner reuses a slot under an exclusive lock, and raises the
-generation first. So a reader sees the bytes of the use it was sent to, or is told that they are gone; it never sees a
-later use, however late it comes: a fenced attempt, a duplicate, an executor that lost a takeover. The kernel drops the
-locks of a process that dies.
+the header of the slot holds the generation of its current use. A reader holds a shared lock (`flock`) on the slot from
+before it compares generations until the last view of the bytes is gone. The owner reuses a slot under an exclusive
+lock, and raises the generation first. So a reader sees the bytes of the use it was sent to, or is told that they are
+gone; it never sees a later use, however late it comes: a fenced attempt, a duplicate, an executor that lost a takeover.
+The kernel drops the locks of a process that dies.
 
 Views decide how long a use lasts: it ends when the last view of it in the owner's process is gone and the owner waits
 for no reader. A payload that was given to one reader (`give`) ends when that reader has written the generation into

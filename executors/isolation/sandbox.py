@@ -1,8 +1,9 @@
 """Takes from a process what a model does not need: other files, writing, the network, further processes. By ctypes.
 
 Landlock restricts files, TCP and signals; seccomp refuses sockets of every family, new processes, and what processes of
-one user share without files, which Landlock does not know or only in part (docs/adr/0085). Both count for the calling thread and the threads it starts, so `enter` comes before
-anything that starts threads, as importing NumPy does. Only the standard library is imported here (docs/adr/0032).
+one user share without files, which Landlock does not know or only in part (docs/adr/0085). Both count for the calling
+thread and the threads it starts, so `enter` comes before anything that starts threads, as importing NumPy does. Only
+the standard library is imported here (docs/adr/0032).
 """
 
 from __future__ import annotations
@@ -199,7 +200,9 @@ def _filter_system_calls(*, nvidia: bool) -> None:
     """Refuse sockets but for netlink's, every clone that is no thread, and limits of other processes.
 
     Event loops need socketpair. It stays for streams and packets, which reach their pair alone; a datagram can be sent
-    from a pair to any path. NVIDIA's driver listens on a unix socket (SOCK_SEQPACKET, abstract) for those who share its memory, and fails where
+    from a pair to any path.
+
+    NVIDIA's driver listens on a unix socket (SOCK_SEQPACKET, abstract) for those who share its memory, and fails where
     it cannot. It gets one that no process is let in by: connecting and accepting are refused to all sockets.
     """
     machine = _MACHINES[platform.machine()]

@@ -153,9 +153,7 @@ def test_what_cannot_be_packed_goes_the_full_way(bench: LaneBench, monkeypatch: 
     assert bench.values() == [[4]], "nothing is counted as under way"
 
 
-def test_what_was_handed_on_before_an_error_is_answered_once(
-    bench: LaneBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_handed_on_before_an_error_is_answered_once(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
     send = bench.gate.send
 
     def breaks(stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:

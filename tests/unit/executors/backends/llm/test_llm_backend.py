@@ -113,7 +113,8 @@ def test_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs", "found"), [(AdapterNeeds(), "it has no adapters"), (AdapterNeeds(3), "none of its 3 adapters has weights")]
+    ("needs", "found"),
+    [(AdapterNeeds(), "it has no adapters"), (AdapterNeeds(3), "none of its 3 adapters has weights")],
 )
 def test_slots_that_no_adapter_can_use_are_kept_with_a_warning(
     needs: AdapterNeeds, found: str, caplog: pytest.LogCaptureFixture
