@@ -115,8 +115,7 @@ class Reference:
         return self.kind == FILE and _SLOT_NAME.fullmatch(self.name) is not None
 
     def part(self, start: int, size_bytes: int) -> Reference:
-        """The reference to `size_bytes` of these bytes, from `start` on. Raises `InvalidRecord` unless they lie in a slot.
-        """
+        """The reference to `size_bytes` of these bytes from `start` on. Raises `InvalidRecord` for those in no slot."""
         use, _, _ = self.name.rpartition("-")
         return Reference(self.kind, f"{use}-{slot_place(self.name)[2] + start:x}", size_bytes)
 
