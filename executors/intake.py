@@ -331,8 +331,6 @@ class Intake:
             if executed.sent is None:
                 failpoints.hit("executor.executed")
             self._forget(batch)
-            for wave in batch.waves:
-                wave.release()
             if executed.death is not None:
                 self._metrics.died(loaded.model, loaded.version)
             self.waves.settle(batch, executed, loaded)
@@ -446,7 +444,10 @@ class Intake:
             self._tasks.spawn(self._report(header, fields, batch.entry_id))
 
     def _forget(self, batch: SubmittedBatch) -> BatchHeader:
+        """A batch has ended here, executed or not: release its tensors that lie elsewhere."""
         assert batch.header is not None
+        for wave in batch.waves:
+            wave.release()
         taken = self._accepted.get(batch.header.batch_id)
         if taken is not None and taken[0] is batch:
             del self._accepted[batch.header.batch_id]

@@ -3,12 +3,12 @@
 A slot is a file of its owner's payload directory that stays mapped, in the owner and in its readers, from use to use: a
 payload costs one copy into warm pages, where a file of its own costs its creation, new pages and its removal.
 
-Each use of a slot has a generation. The name of a payload is `<slot>-<generation>-<offset>`; the header of the slot
-holds the generation of its current use. A reader holds a shared lock (`flock`) on the slot from before it compares
-generations until the last view of the bytes is gone. The owner reuses a slot under an exclusive lock, and raises the
-generation first. So a reader sees the bytes of the use it was sent to, or is told that they are gone; it never sees a
-later use, however late it comes: a fenced attempt, a duplicate, an executor that lost a takeover. The kernel drops the
-locks of a process that dies.
+Each use of a slot has a generation. The name of a payload has slot, generation and offset (`charonia.wire.records`);
+the header of the slot holds the generation of its current use. A reader holds a shared lock (`flock`) on the slot from
+before it compares generations until the last view of the bytes is gone. The owner reuses a slot under an exclusive
+lock, and raises the generation first. So a reader sees the bytes of the use it was sent to, or is told that they are
+gone; it never sees a later use, however late it comes: a fenced attempt, a duplicate, an executor that lost a takeover.
+The kernel drops the locks of a process that dies.
 
 Views decide how long a use lasts: it ends when the last view of it in the owner's process is gone and the owner waits
 for no reader. A payload that was given to one reader (`give`) ends when that reader has written the generation into
@@ -36,6 +36,7 @@ from charonia.clock import monotonic_ns
 from charonia.errors import InvalidRecord
 from charonia.offload.reclaimed import ReclaimedMap
 from charonia.tensors import Buffer
+from charonia.wire import slot_file, slot_name, slot_place
 
 _log = logging.getLogger(__name__)
 
@@ -122,11 +123,6 @@ def _mapped(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
         flags |= getattr(mmap, "MAP_POPULATE", 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
     return ReclaimedMap(descriptor, size_bytes, flags=flags, prot=protection)
-
-
-def slot_name(generation: int, number: int, offset: int) -> str:
-    """The name of a payload, without its owner's."""
-    return f"s{number:x}-{generation:x}-{offset:x}"
 
 
 def is_used(path: Path) -> bool:
@@ -281,7 +277,7 @@ class SlotPool:
         if slot.returned is not self._returned or slot.number <= self._dropped:
             return None
         offset = _address(buffer) - _address(slot.words)
-        return slot_name(slot.generation, slot.number, offset)
+        return slot_name(slot.path.name, slot.generation, offset)
 
     def keep(self, name: str, view: memoryview) -> None:
         """Hold a payload for its readers until `drop`."""
@@ -352,7 +348,7 @@ class SlotPool:
     def _make(self, number: int, capacity: int) -> _Slot | None:
         """The slot that was reserved."""
         try:
-            return _Slot(self._directory / f"s{number:x}", number, capacity, self._returned)
+            return _Slot(self._directory / slot_file(number), number, capacity, self._returned)
         except OSError as error:
             self._unreserve(capacity)
             _log.warning("large tensors travel without slots: %s", error)
@@ -506,16 +502,12 @@ class SlotReader:
         self._mappings: dict[tuple[str, bool], _Mapping] = {}
 
     def read(self, name: str, size_bytes: int, *, takes: bool = False) -> memoryview:
-        """The bytes of a payload (`<owner>/<slot>-<generation>-<offset>`). Raises `InvalidRecord` when they are gone.
+        """The bytes of a payload, by its name with its owner's. Raises `InvalidRecord` when they are gone.
 
         Its slot is not reused before the last view of them is gone. With `takes` the payload was given to this process,
         and its owner is told when the last view is gone.
         """
-        try:
-            file, generation_text, offset_text = name.rsplit("-", 2)
-            generation, offset = int(generation_text, 16), int(offset_text, 16)
-        except ValueError:
-            raise InvalidRecord("payload lies in no slot") from None
+        file, generation, offset = slot_place(name)
         mapping = self._mappings.get((file, takes))
         if mapping is None:
             try:

@@ -118,7 +118,8 @@ class Waves(Protocol):
         """Append a wave, given in pieces, to a queue stream, at the server's own durability level.
 
         It is written with the next `flush`, or at the end of the tick; `done` is called later. False when it cannot be
-        written now: then nothing was done.
+        written now: then nothing was done. The same holds for every error that it raises: the sender sends the requests
+        another way, so a model would compute those of a wave that was taken twice.
         """
 
     def flush(self) -> None:

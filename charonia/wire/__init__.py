@@ -48,6 +48,9 @@ from .records import (
     TensorPlace,
     record_fields,
     records_of,
+    slot_file,
+    slot_name,
+    slot_place,
 )
 from .requests import (
     FLAG_JOB,
@@ -156,6 +159,9 @@ __all__ = [
     "response_id",
     "response_sizes",
     "response_template",
+    "slot_file",
+    "slot_name",
+    "slot_place",
     "time_response",
     "unpack_request",
     "unpack_response",

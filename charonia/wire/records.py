@@ -4,6 +4,8 @@ Fields of an entry are `h` (batch header), `r` (one record), `m` (many) and `w` 
 records, their lengths, then the records: each field costs the log as much as a small record.
 If large payloads are outside the record, a reference replaces the tensor bytes:
 kind (1 byte: `f` a file of the shared payload directory, `b` a blob of the log) | size (8 bytes) | name
+The name of bytes in a reused slot (`charonia.eventlog.payload_slots`) is `<owner>/s<number>-<generation>-<offset>`,
+numbers in hexadecimal; `<owner>/s<number>` is the slot's file.
 """
 
 from __future__ import annotations
@@ -72,10 +74,28 @@ def parameters_of(parameters: Any) -> Parameters:
 
 _REFERENCE = struct.Struct("<cQ")
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9_-]+)?")
-_IN_SLOT = re.compile(r"[^/]+/s[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")
+_SLOT_NAME = re.compile(r"([^/]+/s[0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)")
 
 FILE = b"f"
 BLOB = b"b"
+
+
+def slot_file(number: int) -> str:
+    """The name of a slot's file, without its owner's."""
+    return f"s{number:x}"
+
+
+def slot_name(file: str, generation: int, offset: int) -> str:
+    """The name of a payload in a slot, whose `file` may have its owner before it."""
+    return f"{file}-{generation:x}-{offset:x}"
+
+
+def slot_place(name: str) -> tuple[str, int, int]:
+    """Of a payload in a slot: the file with its owner, the generation and the offset. Raises `InvalidRecord`."""
+    found = _SLOT_NAME.fullmatch(name)
+    if found is None:
+        raise InvalidRecord("payload lies in no slot")
+    return found[1], int(found[2], 16), int(found[3], 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +111,13 @@ class Reference:
 
     @property
     def is_in_slot(self) -> bool:
-        """Whether the bytes lie in a slot, and not in a file of their own (`payload_slots.slot_name`)."""
-        return self.kind == FILE and _IN_SLOT.fullmatch(self.name) is not None
+        """Whether the bytes lie in a slot, and not in a file of their own."""
+        return self.kind == FILE and _SLOT_NAME.fullmatch(self.name) is not None
 
     def part(self, start: int, size_bytes: int) -> Reference:
-        """The reference to `size_bytes` of these bytes, from `start` on. They must lie in a slot, whose names end with
-        an offset (`payload_slots.slot_name`).
-        """
-        slot, offset = self.name.rsplit("-", 1)
-        return Reference(self.kind, f"{slot}-{int(offset, 16) + start:x}", size_bytes)
+        """The reference to `size_bytes` of these bytes from `start` on. Raises `InvalidRecord` for those in no slot."""
+        use, _, _ = self.name.rpartition("-")
+        return Reference(self.kind, f"{use}-{slot_place(self.name)[2] + start:x}", size_bytes)
 
     @staticmethod
     def unpack(data: Buffer) -> Reference:

@@ -148,30 +148,15 @@ class Wave(Struct, gc=False):
         """The requests as records of their own."""
         endpoint = self.endpoint.encode()
         flags = FLAG_REPLY_BY_REFERENCE if self.reply_by_reference else 0
-        columns = [memoryview(column) for column in self.columns]
-        is_inside = not self.references and self.column_at is None
-        starts = [0] * len(columns)
         found: list[RequestRecord] = []
-        for index, request_id in enumerate(self.ids()):
-            data: list[Buffer] = []
-            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=is_inside)):
-                start = starts[at]
-                starts[at] = end = start + (self.sizes[at][index] if self.sizes else place.size_bytes)
-                data.append(column[start:end])
-            payload: Buffer = b""
-            reference = self.references[index] if self.references else None
-            if self.payloads:
-                payload = self.payloads[index]
-            elif self.column_at is not None:
-                size = self.meta.size_bytes
-                reference = self.column_at.part(index * size, size)
-                payload, data = (data[0] if data else b""), []
+        for index, (request_id, parts) in enumerate(zip(self.ids(), self._parts_of_requests(), strict=True)):
+            reference = self._reference_of(index)
             record = pack_request(
                 request_id,
                 endpoint,
                 self.client_ids[index].encode() if self.client_ids else b"",
                 self.meta_at(index),
-                data,
+                parts if reference is None else (),
                 rows=self.rows,
                 signature=self.signature,
                 level=self.level,
@@ -182,9 +167,36 @@ class Wave(Struct, gc=False):
                 reference=reference,
             )
             request = unpack_request(record)
-            if payload:
-                request.data = payload
+            if reference is not None and any(parts):
+                (request.data,) = parts
             found.append(request)
+        return found
+
+    def _reference_of(self, index: int) -> Reference | None:
+        """The reference to the tensors of one request; None if they are in the wave's record."""
+        if self.references:
+            return self.references[index]
+        if self.column_at is None:
+            return None
+        size = self.meta.size_bytes
+        return self.column_at.part(index * size, size)
+
+    def _parts_of_requests(self) -> list[list[Buffer]]:
+        """For each request the bytes of its inputs; of tensors that lie elsewhere all in one part, none if not read."""
+        if self.references:
+            return [[payload] for payload in self.payloads] or [[] for _ in range(self.count)]
+        is_read = self.column_at is None or bool(self.columns)
+        columns = [self._cut(number) for number in range(len(self.meta.inputs) if is_read else 0)]
+        return [[column[index] for column in columns] for index in range(self.count)]
+
+    def _cut(self, number: int) -> list[Buffer]:
+        """The part of each request in the column of an input."""
+        column, start = memoryview(self.columns[number]), 0
+        sizes = self.sizes[number] if self.sizes else (self.meta.inputs[number].size_bytes,) * self.count
+        found: list[Buffer] = []
+        for size in sizes:
+            found.append(column[start : start + size])
+            start += size
         return found
 
     def meta_at(self, index: int) -> RequestMeta:

@@ -1,8 +1,9 @@
 """Takes from a process what a model does not need: other files, writing, the network, further processes. By ctypes.
 
-Landlock restricts files, TCP and signals; seccomp refuses sockets of every family and new processes, which Landlock
-does not know or only in part. Both count for the calling thread and the threads it starts, so `enter` comes before
-anything that starts threads, as importing NumPy does. Only the standard library is imported here (docs/adr/0032).
+Landlock restricts files, TCP and signals; seccomp refuses sockets of every family, new processes, and what processes of
+one user share without files, which Landlock does not know or only in part (docs/adr/0085). Both count for the calling
+thread and the threads it starts, so `enter` comes before anything that starts threads, as importing NumPy does. Only
+the standard library is imported here (docs/adr/0032).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _OWN_THREADS = "/proc/self/task"
 _ALLOW, _REFUSE, _ABSENT = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
 _CLONE_THREAD = 0x10000
 _AF_UNIX, _AF_NETLINK = 1, 16
-_SEQPACKET, _SOCKET_TYPES = 5, 0xF
+_STREAM, _SEQPACKET, _SOCKET_TYPES = 1, 5, 0xF
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _X32 = 0x40000000
@@ -64,14 +65,30 @@ _CLONE3 = 435
 class _Machine:
     """The numbers of system calls."""
 
-    def __init__(self, architecture: int, socket: int, clone: int, others: Sequence[int]) -> None:
-        self.architecture, self.socket, self.clone, self.others = architecture, socket, clone, others
+    def __init__(
+        self, architecture: int, socket: int, socketpair: int, clone: int, prlimit: int, others: Sequence[int]
+    ) -> None:
+        self.architecture, self.socket, self.socketpair = architecture, socket, socketpair
+        self.clone, self.prlimit, self.others = clone, prlimit, others
 
 
 _MACHINES = {
-    # fork, vfork (arm64 has neither), ptrace, memory of other processes; connect, accept, accept4
-    "x86_64": _Machine(0xC000003E, 41, 56, (57, 58, 101, 310, 311, 42, 43, 288)),
-    "aarch64": _Machine(0xC00000B7, 198, 220, (117, 270, 271, 203, 202, 242)),
+    # fork, vfork (arm64 has neither), ptrace, memory of other processes; connect, accept, accept4; unshare, setns;
+    # shared memory, semaphores and queues of System V; queues of POSIX; keys
+    "x86_64": _Machine(
+        *(0xC000003E, 41, 53, 56, 302),
+        (
+            *(57, 58, 101, 310, 311, 42, 43, 288, 272, 308),
+            *(29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 248, 249, 250),
+        ),
+    ),
+    "aarch64": _Machine(
+        *(0xC00000B7, 198, 199, 220, 261),
+        (
+            *(117, 270, 271, 203, 202, 242, 97, 268),
+            *(194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 217, 218, 219),
+        ),
+    ),
 }
 
 
@@ -180,7 +197,10 @@ def _drop_capabilities() -> None:
 
 
 def _filter_system_calls(*, nvidia: bool) -> None:
-    """Refuse sockets but for netlink's, and every clone that is no thread. socketpair stays: event loops need it.
+    """Refuse sockets but for netlink's, every clone that is no thread, and limits of other processes.
+
+    Event loops need socketpair. It stays for streams and packets, which reach their pair alone; a datagram can be sent
+    from a pair to any path.
 
     NVIDIA's driver listens on a unix socket (SOCK_SEQPACKET, abstract) for those who share its memory, and fails where
     it cannot. It gets one that no process is let in by: connecting and accepting are refused to all sockets.
@@ -204,9 +224,17 @@ def _filter_system_calls(*, nvidia: bool) -> None:
         packets = [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, _SOCKET_TYPES), (_EQUAL, 0, 1, _SEQPACKET), allow]
         sockets += [(_EQUAL, 0, len(packets), _AF_UNIX), *packets]
     sockets.append(refuse)
+    pairs = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, _AF_UNIX), refuse]
+    pairs += [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, _SOCKET_TYPES)]
+    pairs += [(_EQUAL, 1, 0, _STREAM), (_EQUAL, 0, 1, _SEQPACKET), allow, refuse]
+    limits = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, os.getpid()), allow, refuse]
     program += [
         (_EQUAL, 0, len(sockets), machine.socket),
         *sockets,
+        (_EQUAL, 0, len(pairs), machine.socketpair),
+        *pairs,
+        (_EQUAL, 0, len(limits), machine.prlimit),
+        *limits,
         (_EQUAL, 0, 4, machine.clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_OF, 0, 1, _CLONE_THREAD),

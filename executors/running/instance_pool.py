@@ -322,7 +322,12 @@ class InstancePool:
     def fail_queued(self, error: CharoniaError) -> None:
         """Answer the batches that no instance has started with an error, because no instance is left."""
         for batch in self._drain_queues():
-            self.finish(batch, Batch(self.planner, self.version, batch.records, batch.unwanted).fail_all(error))
+            execution: Batch | WaveBatch
+            if batch.waves:
+                execution = WaveBatch(self.planner, self.version, batch.waves)
+            else:
+                execution = Batch(self.planner, self.version, batch.records, batch.unwanted)
+            self.finish(batch, execution.fail_all(error))
 
     async def idle(self) -> None:
         """Wait until every submitted batch has been executed or taken out of the queue."""

@@ -78,7 +78,7 @@ class RateLimitedQueue:
     @property
     def waiting_requests(self) -> int:
         """How many requests are in batches that no instance has started."""
-        return sum(len(batch.records) for batch in self._waiting)
+        return sum(len(batch.records) + sum(wave.count for wave in batch.waves) for batch in self._waiting)
 
     def add(self, worker: Worker, group: InstanceGroup) -> None:
         """Add a worker; a passive one never executes, so it is ignored.
@@ -179,4 +179,5 @@ class RateLimitedQueue:
 
 
 def _ids(batch: SubmittedBatch) -> tuple[bytes, ...]:
-    return tuple([record.id for record in batch.records])
+    """The ids of a batch's requests, those in waves included: calls that they make refer to them."""
+    return (*[record.id for record in batch.records], *[one for wave in batch.waves for one in wave.ids()])

@@ -15,10 +15,9 @@ from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound
-from charonia.eventlog.port import EventLog, Notes, Statistics
+from charonia.eventlog.port import EventLog, Statistics
 from charonia.facts.jobs import (
     Ahead,
-    DeliveryNote,
     JobEvent,
     JobPlace,
     JobRecord,
@@ -28,12 +27,11 @@ from charonia.facts.jobs import (
 )
 from charonia.inference import InferenceResponse, wanted_outputs
 from charonia.models.names import name_of
-from charonia.tasks import Tasks
 from charonia.wire import ResponseRecord
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
-from .job_streams import JobStreams
+from .job_streams import JobDeliveries, JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, outcome_of, running_reason, visible, wait_reason
 from .job_watches import JobWatches, OverdueJobs, overdue_in_s
 
@@ -41,6 +39,7 @@ MAX_LIMIT = 1000
 _MAX_ID = 2048
 _READ_AT_ONCE = 500
 _ENDS = frozenset(state.value for state in JobState if state.terminal)
+_FAILED_ENDS = _ENDS - {JobState.SUCCEEDED.value}
 _MAX_EXAMINED = 5000
 """Max records that one page examines: a filter that matches few records gives short pages, never a long wait."""
 
@@ -62,7 +61,7 @@ class JobQueries:
         self._watches = watches
         self._overdue = overdue
         self._paces = Paces(log)
-        self._streams = JobStreams(log, watches)
+        self._streams = JobStreams(log, watches, deliveries)
         self._not_found = JOB_NOT_FOUND
         self._waits: set[asyncio.Timeout] = set()
         self._hurried = False
@@ -173,7 +172,6 @@ class JobQueries:
             return view, [_response(record, outcome)]
         async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
             found = [_response(record, response) async for response in responses]
-        self._deliveries.given(record.model, record.id, record.retention_s)
         return view, [response for response in found if not response.is_flag]
 
     async def responses(
@@ -184,7 +182,6 @@ class JobQueries:
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
             async for response in responses:
                 yield _response(record, response)
-        self._deliveries.given(record.model, record.id, record.retention_s)
 
     async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
         """As `responses` from the first one, for a job of a call at this gateway."""
@@ -224,10 +221,11 @@ class JobQueries:
         self, record: JobRecord, caller: Caller, after_number: int, after_index: int
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         updates = self._streams.updates(record, caller, after_number, after_index)
-        decoupled = bool(record.about.get("decoupled"))  # of others, events have no responses
+        # of models with one response the events have none, but the error of a job that failed
+        complete = _ENDS if record.about.get("decoupled") else _FAILED_ENDS
         async with contextlib.aclosing(updates):
             async for update in updates:
-                if decoupled and isinstance(update, JobEvent) and update.kind in _ENDS:
+                if isinstance(update, JobEvent) and update.kind in complete:
                     self._deliveries.given(record.model, record.id, record.retention_s)
                 yield update if isinstance(update, JobEvent) else _response(record, update)
 
@@ -388,53 +386,3 @@ class Paces:
             self._known.clear()
         self._known[key] = (now_ns, rows, pace)
         return pace
-
-
-_LEAST_KEPT_S = 60
-"""The minimum time that a note is kept, also of a job whose record goes at once."""
-_MOST_KNOWN = 1_000
-"""Jobs remembered here, so that one whose result is asked for again and again costs the log nothing more."""
-_MOST_AT_ONCE = 200
-"""Max notes being written. While the log is slow, deliveries beyond that are not noted."""
-
-_PATIENCE_S = 1.0
-"""How long a gateway that stops waits for its last notes."""
-
-
-class JobDeliveries:
-    """Writes the notes of one gateway that it first gave the outcome of a job to a caller (ADR 0070).
-
-    A note is written after the answer, which does not wait for it; if the log fails, the note is missing. A note says
-    that the gateway wrote the answer to a connection. Whether the client received it is not known.
-    """
-
-    def __init__(self, log: Notes, gateway: str) -> None:
-        self._log = log
-        self._gateway = gateway
-        self._known: dict[bytes, None] = {}
-        self._tasks = Tasks()
-
-    def given(self, model: str, job_id: bytes, retention_s: int) -> None:
-        """Note that a caller gets the outcome now; `retention_s` is how long the job's record stays after its end."""
-        if job_id in self._known or len(self._tasks) >= _MOST_AT_ONCE:
-            return
-        self._known[job_id] = None
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        note = DeliveryNote(wall_ns() // 1000, self._gateway).pack()
-        self._tasks.spawn(self._write(model, job_id, note, max(retention_s, _LEAST_KEPT_S)))
-
-    async def _write(self, model: str, job_id: bytes, note: bytes, ttl_s: int) -> None:
-        key = keys.job_delivery(model, job_id)
-        try:
-            if await self._log.notes([key]) == [None]:
-                await self._log.put_note(key, note, ttl_s)
-        except CharoniaError:
-            self._known.pop(job_id, None)  # the next answer tries again
-
-    async def close(self) -> None:
-        """Wait for the notes being written, for a second at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._tasks.settled()
-        await self._tasks.close()

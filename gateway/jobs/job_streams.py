@@ -1,7 +1,8 @@
 """A job's events and responses as one stream, which any number of readers can follow and resume.
 
 Of a job with several responses the log keeps each by its index, except the last, which is the result. A follower reads
-them page by page at its own pace; the log's streams only wake it.
+them page by page at its own pace; the log's streams only wake it. That an outcome was given to a caller is noted
+(`JobDeliveries`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
 from charonia import keys
-from charonia.errors import InternalError, InvalidRecord, NotFound, StreamInterrupted
-from charonia.eventlog.port import Entry, JobLog
-from charonia.facts.jobs import JobEvent, JobRecord, JobState
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InternalError, InvalidRecord, NotFound, StreamInterrupted
+from charonia.eventlog.port import Entry, JobLog, Notes
+from charonia.facts.jobs import DeliveryNote, JobEvent, JobRecord, JobState
+from charonia.tasks import Tasks
 from charonia.wire import ResponseRecord, unpack_response
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller
 
@@ -22,14 +25,62 @@ from .job_watches import JobWatch, JobWatches
 
 _PAGE = 32
 """Max responses that a follower holds: a page is read once the one before is taken."""
+_MOST_AT_ONCE = 200
+"""Max notes being written. While the log is slow, deliveries beyond that are not noted."""
+_MOST_KNOWN = 1_000
+"""Jobs remembered here, so that one whose result is asked for again and again costs the log nothing more."""
+_LEAST_KEPT_S = 60
+"""The minimum time that a note is kept, also of a job whose record goes at once."""
+_PATIENCE_S = 1.0
+"""How long a gateway that stops waits for its last notes."""
+
+
+class JobDeliveries:
+    """Writes the notes of one gateway that it first gave the outcome of a job to a caller (ADR 0070).
+
+    A note is written after the answer, which does not wait for it; if the log fails, the note is missing. A note says
+    that the gateway wrote the answer to a connection. Whether the client received it is not known.
+    """
+
+    def __init__(self, log: Notes, gateway: str) -> None:
+        self._log = log
+        self._gateway = gateway
+        self._known: dict[bytes, None] = {}
+        self._tasks = Tasks()
+
+    def given(self, model: str, job_id: bytes, retention_s: int) -> None:
+        """Note that a caller gets the outcome now; `retention_s` is how long the job's record stays after its end."""
+        if job_id in self._known or len(self._tasks) >= _MOST_AT_ONCE:
+            return
+        self._known[job_id] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        note = DeliveryNote(wall_ns() // 1000, self._gateway).pack()
+        self._tasks.spawn(self._write(model, job_id, note, max(retention_s, _LEAST_KEPT_S)))
+
+    async def _write(self, model: str, job_id: bytes, note: bytes, ttl_s: int) -> None:
+        key = keys.job_delivery(model, job_id)
+        try:
+            if await self._log.notes([key]) == [None]:
+                await self._log.put_note(key, note, ttl_s)
+        except CharoniaError:
+            self._known.pop(job_id, None)  # the next answer tries again
+
+    async def close(self) -> None:
+        """Wait for the notes being written, for a second at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._tasks.settled()
+        await self._tasks.close()
 
 
 class JobStreams:
     """The followers of one gateway."""
 
-    def __init__(self, log: JobLog, watches: JobWatches) -> None:
+    def __init__(self, log: JobLog, watches: JobWatches, deliveries: JobDeliveries) -> None:
         self._log = log
         self._watches = watches
+        self._deliveries = deliveries
         self._reader = log.reader()
         self._reading = False
         self._followers: dict[bytes, set[asyncio.Event]] = {}
@@ -80,16 +131,22 @@ class JobStreams:
             yield known.events[-1]
 
     async def responses(self, record: JobRecord, caller: Caller, after_index: int) -> AsyncGenerator[ResponseRecord]:
-        """Only the responses, also of a job with a single one. Raises the job's error at the end."""
+        """Only the responses, also of a job with a single one. Raises the job's error at the end.
+
+        The delivery is noted before the final response, after which a reader may not come again, and before the error.
+        """
         number = len(record.events)
         async with contextlib.aclosing(self.updates(record, caller, number, after_index)) as updates:
             async for update in updates:
                 if isinstance(update, ResponseRecord):
+                    if update.final:
+                        self._deliveries.given(record.model, record.id, record.retention_s)
                     yield update
         ended = await self._log.job(record.model, record.id)
         outcome = None if ended is None else await outcome_of(self._log, ended)
         if outcome is None:
             raise NotFound(JOB_NOT_FOUND)
+        self._deliveries.given(record.model, record.id, record.retention_s)
         if outcome.error is not None:
             raise outcome.error
         if not record.about.get("decoupled") and after_index < 0:

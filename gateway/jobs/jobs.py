@@ -25,6 +25,7 @@ from charonia.errors import (
     OUTCOME_UNKNOWN,
     Cancelled,
     CharoniaError,
+    DeadlineExceeded,
     InternalError,
     LogUnavailable,
     NotFound,
@@ -48,7 +49,8 @@ from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 from gateway.webhooks.addresses import Allowed, check_url
 
-from .job_queries import JobDeliveries, JobQueries
+from .job_queries import JobQueries
+from .job_streams import JobDeliveries
 from .job_views import about_of, outcome_of
 from .job_watches import JobWatches, OverdueJobs
 
@@ -186,6 +188,7 @@ class Jobs:
                 self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
             raise
         except CharoniaError as error:
+            self._failed(waiter, job, error)
             raise shed(error) from None
         finally:
             if not leaving:
@@ -220,11 +223,10 @@ class Jobs:
             async with contextlib.aclosing(following) as answers:
                 async for answer in answers:
                     complete = answer.final
-                    if complete:
-                        self._deliveries.given(model, ticket.id, job.new.retention_s)
                     yield answer
-        except CharoniaError:
+        except CharoniaError as error:
             complete = True
+            self._failed(waiter, job, error)
             raise
         finally:
             self._requester.end(waiter)
@@ -233,6 +235,13 @@ class Jobs:
                 self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
             else:
                 accepting.cancel()
+
+    def _failed(self, waiter: Waiter, job: _Prepared, error: CharoniaError) -> None:
+        """Note the delivery of an error that is the outcome of the caller's own job: its end at its deadline, or by a
+        cancellation. The others are not in its record: the log is away, it refused the job, the gateway stops.
+        """
+        if isinstance(error, (Cancelled, DeadlineExceeded)) and not waiter.follows:
+            self._deliveries.given(waiter.model, waiter.id, job.new.retention_s)
 
     async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
         """Record a waiter's job; if its key stands for another job, answer with that one's outcome."""
@@ -243,8 +252,8 @@ class Jobs:
                 waiter.accepted = True
             else:
                 waiter.follows = True
-                waiter.answered(await self.queries.outcome(waiter.model, ticket.id))
-                self._deliveries.given(waiter.model, ticket.id, job.new.retention_s)
+                if waiter.answered(await self.queries.outcome(waiter.model, ticket.id)):
+                    self._deliveries.given(waiter.model, ticket.id, job.new.retention_s)
         except CharoniaError as error:
             waiter.failed(error)
         except Exception as error:

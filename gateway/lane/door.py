@@ -84,7 +84,11 @@ class Signature(Protocol):
         """End a call with an error that this gateway raises itself: no response came for the call."""
 
     def leave_lane(self, call: Call) -> None:
-        """Send a call the full way; nothing of it is in the log."""
+        """Send a call the full way; nothing of it is in the log.
+
+        A defect of the log's adapter that ends `Waves.send` after it took the wave is an exception to that: a model may
+        compute the call twice. The answer of the wave is dropped then, as that of a wave that is not under way.
+        """
 
 
 class PendingWave:

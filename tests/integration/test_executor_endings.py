@@ -16,10 +16,11 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Fields
 from charonia.facts.events import BatchDied, BatchFinished, BatchReturned, ExecutorDraining, VersionLoaded
 from charonia.tensors import Tensor
-from charonia.wire import BLOB, Reference, ResponseRecord
+from charonia.wire import BLOB, BatchHeader, Reference, ResponseRecord, request_meta, slot_place, unpack_wave, wave_head
 
 # -- draining ----------------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,42 @@ async def test_what_comes_during_a_drain_goes_back_although_the_log_was_away_for
         await bench.finished("py", batch_id)
         assert await draining
         assert (await bench.replies("gw", 1))[request_id].error is None
+
+
+async def test_a_wave_that_goes_back_holds_no_memory_of_its_sender(tmp_path: Path) -> None:
+    """A batcher of the executor's process keeps the wave that it dispatched, to dispatch it again."""
+    python_model(tmp_path / "models" / "py", HELD)
+    gate = tmp_path / "models" / "gate"
+    os.mkfifo(gate)
+    sender = PayloadDirectory(str(tmp_path / "shm"), "gw")
+    sender.open()
+    tensor = Tensor.of("x", np.array([[1, 2]], np.float32))
+    async with running(tmp_path / "models", hosts_batcher=True, shm_dir=str(tmp_path / "shm")) as bench:
+        assert bench.link is not None
+        _, record = await bench.accept("py", [tensor])
+        running_id = await bench.dispatch("py", [record])
+        opened = await asyncio.to_thread(gate.open, "wb")  # it runs now
+        lent = sender.lend([tensor.data])
+        assert lent is not None
+        meta = request_meta(1, "", [tensor], (), {})
+        wave = unpack_wave(
+            wave_head(*(bytes(15), 1, b"gw", meta), rows=1, signature=7, level=0, accepted_ns=0, column_at=lent)
+        )
+        entries = ((keys.queue("py", 0, 0), b"1-0"),)
+        header = BatchHeader("b-w", "py", 1, "", 1, (1,), keys.facts("py"), False, None, entries)
+        bench.link.batches.hand(header, [wave])
+        assert bytes(wave.columns[0]) == bytes(tensor.data)
+        draining = asyncio.ensure_future(bench.service.drain(30))
+        await bench.finished("py", "b-w", BatchReturned)
+        assert wave.columns == ()
+        sender.remove(lent)
+        again = sender.lend([tensor.data])
+        assert again is not None
+        assert slot_place(again.name)[0] == slot_place(lent.name)[0], "the slot is free for another payload"
+        opened.close()
+        await bench.finished("py", running_id)
+        assert await draining
+    sender.close()
 
 
 async def test_what_is_fetched_while_its_model_is_loaded_anew_is_given_back(tmp_path: Path) -> None:

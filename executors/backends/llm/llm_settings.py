@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import InvalidArgument
 from executors.generation.step_scheduler import SchedulerSettings
 
-from .adapters import AdapterNeeds
+from .adapters import CONFIG, WEIGHTS, AdapterNeeds
 from .decoder import DecoderSettings
 
 KV_BLOCKS = "charonia.kv_blocks"
@@ -29,6 +30,8 @@ _DEFAULT_MEMORY_MB = 1024
 _MOST_SLOTS_BY_DEFAULT = 8
 _DEFAULT_RANK = 16
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LlmSettings:
@@ -41,7 +44,8 @@ class LlmSettings:
     def of(spec: InstanceSpec, context: int, adapters: AdapterNeeds) -> LlmSettings:
         """Read the parameters. `context` is the model's, `adapters` what its adapters need.
 
-        Raises `InvalidArgument` for a value that makes no sense.
+        Slots without an adapter that can be read are kept, with a warning: no adapter can be loaded into them. Raises
+        `InvalidArgument` for a value that makes no sense.
         """
         source = spec.source
         sharers = max(1, sum(group.count for group in spec.interface.instance_groups if group.kind != "KIND_GPU"))
@@ -60,6 +64,8 @@ class LlmSettings:
             adapter_places=adapters.places,
             exact=source.flag(EXACT) is not False,
         )
+        if decoder.adapter_slots and not adapters.places:
+            _warn_of_empty_slots(source, decoder.adapter_slots, adapters.count)
         usual = SchedulerSettings()
         running = source.integer(MAX_RUNNING) or usual.max_num_seqs
         return LlmSettings(
@@ -70,6 +76,16 @@ class LlmSettings:
                 prefix_cache=source.flag(PREFIX_CACHE) is not False,
             ),
         )
+
+
+def _warn_of_empty_slots(source: ModelSource, slots: int, count: int) -> None:
+    found = f"none of its {count} adapters has weights that can be read" if count else "it has no adapters"
+    _log.warning(
+        "model '%s': parameter '%s' is %d, but %s: no request can use an adapter. Expected is a directory with %s and "
+        "%s for each adapter, below 'adapters' of the version or named in multi_lora.json. Add them and load the model "
+        "again, or set the parameter to 0",
+        *(source.name, ADAPTER_SLOTS, slots, found, CONFIG, WEIGHTS),
+    )
 
 
 def _word(source: ModelSource, name: str, known: Sequence[str]) -> str:

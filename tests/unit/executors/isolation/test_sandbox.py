@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -132,6 +134,101 @@ def test_where_nvidias_driver_is_it_may_name_threads_and_listen_and_nothing_else
     wanted, refused = map(json.loads, done.stdout.splitlines())
     assert set(wanted) == ({0} if nvidia else {errno.EACCES}), wanted
     assert set(refused) <= {errno.EACCES, errno.EPERM}, refused
+
+
+OTHERS = """
+import ctypes, errno, os, socket, struct, sys, threading
+from executors.isolation import sandbox
+
+temporary, path, abstract = sys.argv[1:4]
+shared, key = map(int, sys.argv[4:])
+sandbox.enter([], temporary)
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = os.uname().machine == "x86_64"
+
+def error_of(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+    return 0
+
+def call(on_x86, on_arm, *words):
+    if libc.syscall(on_x86 if x86 else on_arm, *[ctypes.c_long(w) if type(w) is int else w for w in words]) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+def limit_of(pid, new=None):
+    call(302, 261, pid, 1, new, ctypes.create_string_buffer(16))  # RLIMIT_FSIZE
+
+def pair(type=socket.SOCK_STREAM):
+    return socket.socketpair(socket.AF_UNIX, type)
+
+def pass_on(type):
+    ours, theirs = pair(type)
+    ours.send(b"to its pair")
+    assert theirs.recv(20) == b"to its pair"
+
+def in_a_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(error_of(lambda: limit_of(0))))
+    thread.start()
+    thread.join()
+    if found[0]:
+        raise OSError(found[0], "refused")
+
+print([error_of(one) for one in (
+    lambda: pass_on(socket.SOCK_STREAM), lambda: pass_on(socket.SOCK_STREAM | socket.SOCK_NONBLOCK),
+    lambda: pass_on(socket.SOCK_SEQPACKET), lambda: limit_of(0), lambda: limit_of(os.getpid()), in_a_thread,
+)])
+print([error_of(one) for one in (
+    lambda: pair(socket.SOCK_DGRAM)[0].sendto(b"secret", path),
+    lambda: pair(socket.SOCK_RAW)[0].sendto(b"secret", path),  # the kernel makes it one of datagrams
+    lambda: pair(socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)[0].sendto(b"secret", "\\0" + abstract),
+    lambda: socket.socketpair(30, socket.SOCK_STREAM),  # TIPC's reach other machines
+    lambda: limit_of(os.getppid()), lambda: limit_of(os.getppid(), struct.pack("QQ", 0, 0)),
+    lambda: call(30, 196, shared, None, 0), lambda: call(29, 194, key, 4096, 0o600),
+    lambda: call(68, 186, 0, 0o600), lambda: call(64, 190, 0, 1, 0o600),
+    lambda: call(240, 180, b"charonia", os.O_RDWR | os.O_CREAT, 0o600, None),
+    lambda: call(248, 217, b"user", b"charonia", b"secret", 6, -4), lambda: call(272, 97, 0x10000000),
+)])
+print([error_of(one) for one in (
+    lambda: pair()[0].sendto(b"secret", path), lambda: pair(socket.SOCK_SEQPACKET)[0].sendto(b"secret", path),
+)])
+"""
+
+
+@pytest.mark.skipif(not sandbox.is_available(), reason="this kernel has no Landlock")
+def test_processes_of_the_same_user_are_out_of_reach(tmp_path: Path) -> None:
+    """By no socket, limit, shared memory, queue or key (docs/adr/0085)."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    key = int.from_bytes(os.urandom(3), "little") + 1
+    shared = libc.shmget(key, 4096, 0o1600)
+    assert shared >= 0
+    abstract = f"charonia-test-{os.getpid()}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by_path,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by_name,
+        ):
+            by_path.bind(str(tmp_path / "outside"))
+            by_name.bind("\0" + abstract)
+            words = [str(temporary), str(tmp_path / "outside"), abstract, str(shared), str(key)]
+            done = subprocess.run([sys.executable, "-c", OTHERS, *words], capture_output=True, text=True, check=False)
+            for outside in (by_path, by_name):
+                outside.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    outside.recv(100)
+    finally:
+        libc.shmctl(shared, 0, None)  # IPC_RMID
+    assert done.returncode == 0, done.stderr
+    allowed, refused, to_pairs = map(json.loads, done.stdout.splitlines())
+    assert allowed == [0] * len(allowed)
+    assert set(refused) <= {errno.EACCES, errno.EPERM}, refused
+    assert 0 not in to_pairs, "such sockets send to their pair alone"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE) == limit
 
 
 BOMB = """

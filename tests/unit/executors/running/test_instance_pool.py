@@ -7,13 +7,17 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from instance_pool import BROKEN, DEADLY, SPEC, WRONG, Doubling, DoublingRequests, Pool, record, values
+from wave_senders import meta_of_one
 
 from charonia.backend import DeviceLost, InstanceSpec, ModelRequest, ModelResponse
 from charonia.errors import Unavailable
-from charonia.wire import unpack_response
+from charonia.tensors import Tensor
+from charonia.wire import unpack_response, unpack_wave, wave_head
 from executors.batches.batch_results import Death, Executed
+from executors.batches.wave_execution import ExecutedWaves
 from executors.running.submitted_batch import SubmittedBatch
 
 
@@ -160,6 +164,28 @@ async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> Non
     assert under.pool.unfinished == 1
     gate.set()
     await under.pool.idle()
+    assert values(await running) == [2]
+    await under.pool.close()
+
+
+async def test_queued_batches_are_failed_when_no_instance_is_left_waves_request_by_request() -> None:
+    gate, instance = threading.Event(), Doubling()
+    instance.gate = gate
+    under = Pool(instance)
+    running = asyncio.ensure_future(under.submit(1))
+    while not instance.threads:
+        await asyncio.sleep(0)
+    single = under.run(2)
+    tensor = Tensor.of("x", np.full((1, 1), 3, np.float32))
+    head = wave_head(bytes(15), 2, b"gw", meta_of_one(tensor, "y"), rows=1, signature=7, level=0, accepted_ns=1)
+    _, together = under.run_batch((), waves=[unpack_wave(head + 2 * bytes(tensor.data))])
+    under.pool.fail_queued(Unavailable("no instance is left"))
+    assert [str(unpack_response(answer).error) for answer in (await single).answers] == ["no instance is left"]
+    executed = await together
+    assert isinstance(executed, ExecutedWaves)
+    assert [str(unpack_response(answer).error) for answer in executed.singly[0]] == ["no instance is left"] * 2
+    assert (executed.death, executed.left()) == (None, [])
+    gate.set()
     assert values(await running) == [2]
     await under.pool.close()
 

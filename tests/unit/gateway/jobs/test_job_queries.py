@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
 import pytest
 from memory_log.log import MemoryLog
+from stream_bench import DECOUPLED, MODEL, StreamBench, job_bench
 
 import gateway.jobs.job_queries
+import gateway.jobs.job_streams
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
-from charonia.errors import LogUnavailable
-from charonia.facts.jobs import DeliveryNote
+from charonia.clock import wall_ns
+from charonia.errors import Cancelled, DeadlineExceeded, InternalError, LogUnavailable
+from charonia.facts.jobs import DeliveryNote, public_id
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.jobs.job_queries import JobDeliveries, Pace, Paces, mean_pace, queued_eta_s, running_eta_s
+from gateway.jobs.job_queries import Pace, Paces, mean_pace, queued_eta_s, running_eta_s
+from gateway.jobs.job_streams import JobDeliveries
 
 FIELDS = {
     "inference_count": 100,
@@ -84,7 +93,7 @@ async def noted(log: MemoryLog) -> DeliveryNote | None:
 
 async def test_the_first_delivery_of_any_gateway_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now_us = [5]
-    monkeypatch.setattr(gateway.jobs.job_queries, "wall_ns", lambda: now_us[0] * 1000)
+    monkeypatch.setattr(gateway.jobs.job_streams, "wall_ns", lambda: now_us[0] * 1000)
     log = MemoryLog()
     assert await noted(log) is None
     for incarnation in ("one", "one", "two"):
@@ -125,3 +134,105 @@ async def test_a_log_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     await deliveries.close()
     monkeypatch.undo()
     assert await noted(log) is None
+
+
+# -- failed outcomes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def streams() -> AsyncIterator[Any]:
+    """A bench with a decoupled model."""
+    bench = StreamBench()
+    await bench.serve(DECOUPLED)
+    yield bench
+    await bench.close()
+
+
+async def given_by(gateway: Any, job_id: bytes) -> str:
+    """The gateway that a job's note names, once the notes under way are written; "" without a note."""
+    await gateway.jobs._deliveries._tasks.settled()
+    (data,) = await gateway._log.notes([keys.job_delivery(MODEL, job_id)])
+    return "" if data is None else DeliveryNote.unpack(data).gateway
+
+
+async def read(answers: AsyncGenerator[Any]) -> list[Any]:
+    """The errors that a stream ends with, as a response or raised."""
+    found = []
+    try:
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                found.append(answer.error)
+    except InternalError as error:
+        found.append(error)
+    return [str(error) for error in found if error is not None]
+
+
+@pytest.mark.parametrize("way", ["responses", "call"])
+async def test_an_error_that_ends_a_stream_is_a_delivery(streams: Any, way: str) -> None:
+    gateway = await streams.gateway()
+    if way == "responses":
+        receipt = await gateway.submit_job(job_bench.request(), job_bench.options())
+        answers = gateway.jobs.queries.responses(receipt.id)
+    else:
+        answers = gateway.stream(job_bench.request(), options=job_bench.options("key"))
+    reading = asyncio.create_task(read(answers))
+    (record,) = await streams.comes()
+    assert await streams.begin(record)
+    await streams.answer(record, 0, 5)
+    await streams.end(record, 1, error=InternalError("broken"))
+    async with asyncio.timeout(job_bench.PATIENCE_S):
+        assert await reading == ["broken"]
+    assert await given_by(gateway, record.id) == "g"
+
+
+@pytest.mark.parametrize("way", ["infer", "stream"])
+async def test_a_deadline_is_a_delivery_of_the_callers_own_job_alone(way: str, streams: Any, bench: Any) -> None:
+    served = streams if way == "stream" else bench
+    gateway = await served.gateway()
+
+    def ask(key: str) -> Any:
+        request = job_bench.request(deadline_ns=wall_ns() + 1_500_000_000)
+        if way == "stream":
+            return read(gateway.stream(request, options=job_bench.options(key)))
+        return gateway.infer(request, options=job_bench.options(key))
+
+    async def ends(asking: Any) -> None:
+        async with asyncio.timeout(job_bench.PATIENCE_S):
+            if way == "stream":
+                assert await asking == ["request deadline exceeded"]
+            else:
+                with pytest.raises(DeadlineExceeded):
+                    await asking
+
+    own = asyncio.create_task(ask("own"))
+    (record,) = await served.comes()
+    await ends(own)
+    assert await given_by(gateway, record.id) == "g"
+    await gateway.submit_job(job_bench.request(), job_bench.options("theirs"))
+    (record,) = await served.comes()
+    await ends(ask("theirs"))
+    assert await given_by(gateway, record.id) == "", "that job goes on"
+
+
+async def test_a_cancelled_job_is_delivered_to_the_caller_that_waits(bench: Any) -> None:
+    gateway = await bench.gateway()
+    asking = asyncio.create_task(gateway.infer(job_bench.request(), options=job_bench.options("key")))
+    (record,) = await bench.comes()
+    await gateway.jobs.cancel(public_id(MODEL, record.id))
+    with pytest.raises(Cancelled):
+        await asking
+    assert await given_by(gateway, record.id) == "g"
+
+
+@pytest.mark.parametrize(("error", "gateway_name"), [(InternalError("broken"), "g"), (None, "")])
+async def test_the_last_event_has_the_error_of_a_job_and_never_its_answer(
+    bench: Any, error: InternalError | None, gateway_name: str
+) -> None:
+    gateway = await bench.gateway()
+    receipt = await gateway.submit_job(job_bench.request(), job_bench.options())
+    (record,) = await bench.queued()
+    await bench.begin(record)
+    await bench.finish(record, error=error)
+    events = [event async for event in await gateway.jobs.queries.events(receipt.id)]
+    assert events[-1].detail.get("error") == (None if error is None else "broken")
+    assert await given_by(gateway, record.id) == gateway_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from example_counts import examples
@@ -13,7 +13,9 @@ from lane_bench import GATEWAY, MODEL, Front, LaneBench
 from charonia import failpoints
 from charonia.clock import wall_ns
 from charonia.errors import InternalError
+from charonia.eventlog.port import Sent
 from charonia.facts.events import RequestCancelled
+from charonia.tensors import Buffer
 from charonia.wire import WaveReply
 from gateway.lane.door import Call
 from gateway.lane.gathering import SLOW_NS
@@ -119,15 +121,20 @@ def test_what_finds_no_room_goes_the_full_way(bench: LaneBench) -> None:
     assert bench.lease.is_idle
 
 
+def went_the_full_way(bench: LaneBench, front: Front, calls: list[Call]) -> None:
+    """These calls of a front left the lane, once each, and nothing is counted for them."""
+    bench.settle()
+    assert front.told == [(call, "left") for call in calls]
+    assert [call.wave for call in calls] == [None] * len(calls)
+    assert bench.waves._under_way == {}
+    assert bench.lease.is_idle
+
+
 def test_what_the_log_does_not_take_goes_the_full_way(bench: LaneBench) -> None:
     front = bench.front()
     bench.gate.is_away = True
     calls = front.send(1, 2, 3)
-    bench.settle()
-    assert front.told == [(call, "left") for call in calls]
-    assert [call.wave for call in calls] == [None] * 3
-    assert bench.waves._under_way == {}
-    assert bench.lease.is_idle
+    went_the_full_way(bench, front, calls)
     bench.gate.is_away = False
     front.send(4)
     assert bench.values() == [[4]], "nothing is counted as under way"
@@ -141,13 +148,28 @@ def test_what_cannot_be_packed_goes_the_full_way(bench: LaneBench, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("gateway.lane.door.wave_head", broken)
         calls = front.send(1, 2, 3)
-    bench.settle()
-    assert front.told == [(call, "left") for call in calls]
-    assert [call.wave for call in calls] == [None] * 3
-    assert bench.waves._under_way == {}
-    assert bench.lease.is_idle
+    went_the_full_way(bench, front, calls)
     front.send(4)
     assert bench.values() == [[4]], "nothing is counted as under way"
+
+
+def test_what_was_handed_on_before_an_error_is_answered_once(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = bench.gate.send
+
+    def breaks(stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
+        send(stream, record, done)
+        raise ValueError("a defect")
+
+    front = bench.front()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.waves, "_send_wave", breaks)
+        calls = front.send(1, 2, 3)
+    went_the_full_way(bench, front, calls)
+    assert bench.values() == [[1, 2, 3]], "the log has it all the same"
+    bench.answer()
+    assert len(front.told) == 3
+    assert bench.waves.duplicates == 1
+    assert bench.is_quiet()
 
 
 def test_all_that_waits_may_be_sent_the_full_way(bench: LaneBench) -> None:

@@ -112,6 +112,25 @@ def test_parameters() -> None:
         LlmSettings.of(spec(**{"charonia.kv_precision": "f8"}), 2048, AdapterNeeds())
 
 
+@pytest.mark.parametrize(
+    ("needs", "found"),
+    [(AdapterNeeds(), "it has no adapters"), (AdapterNeeds(3), "none of its 3 adapters has weights")],
+)
+def test_slots_that_no_adapter_can_use_are_kept_with_a_warning(
+    needs: AdapterNeeds, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = spec(**{"charonia.adapter_slots": "2"})
+    assert LlmSettings.of(asked, 2048, needs).decoder.adapter_slots == 2
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith(f"model 'm': parameter 'charonia.adapter_slots' is 2, but {found}")
+    assert "adapter_model.safetensors" in text
+    assert "load the model again, or set the parameter to 0" in text
+    caplog.clear()
+    LlmSettings.of(asked, 2048, AdapterNeeds(1, frozenset([(0, "q_proj")]), 4))
+    LlmSettings.of(spec(**{"charonia.adapter_slots": "0"}), 2048, needs)
+    assert not caplog.records
+
+
 def source(directory: Path, text: str = "", **parameters: str) -> ModelSource:
     (directory / "1").mkdir(exist_ok=True)
     return ModelSource("m", 1, directory, config(text, **parameters))
