@@ -68,9 +68,9 @@ def vllm(source: Path, repository: Path, serve: Sequence[str] = (), only: str = 
         for inner in (folder / "tests").rglob("*/"):
             (inner / "__init__.py").touch()
         (folder / "tests" / "__init__.py").touch()
+        tokenizer = converted(models / MODEL / "1" / "model.gguf", default_directory())  # once, maybe for minutes
         server = stack.enter_context(Charonia(models, ["--openai-on-http-port=true", *serve])).endpoints
-        weights = repository / MODEL / "1" / "model.gguf"
-        own = {"SUITE_URL": f"http://{server.http}", "SUITE_TOKENIZER": str(converted(weights, default_directory()))}
+        own = {"SUITE_URL": f"http://{server.http}", "SUITE_TOKENIZER": str(tokenizer)}
         yield from judged("vllm", tested(folder, "vllm_tests", list(VLLM_FILES), own, only, "tests/entrypoints"))
 
 
@@ -84,6 +84,7 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
         models = write_models(folder / "models", repository)
         shutil.copytree(source / "tests", folder / "tests")
         files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
+        converted(models / MODEL / "1" / "model.gguf", default_directory())
         own = {
             "TEST_MODEL": MODEL,
             "TEST_BACKEND": "vllm",
