@@ -562,6 +562,10 @@ class GatewayService:
             if not ready or row.state == "READY"
         ]
 
+    @property
+    def loads_by_call(self) -> bool:
+        return self._model_control.is_allowed
+
     async def load_model(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
         self._refuse_when_draining()
         await self._model_control.load(name, config_json, files)

@@ -27,6 +27,8 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_CANDIDATES = 32_768
 """Of the log probabilities of a prompt, for all its tokens: a candidate is about 60 bytes of JSON. A call of the OpenAI
 API has no more for all its prompts and choices together: the gateway reads and writes its answer at once."""
+MAX_LOGPROB_TOKENS = 128
+"""vLLM's limit."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
@@ -72,13 +74,20 @@ class SamplingParameters:
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many candidates to report for each token, besides the chosen one; None: no log probabilities."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """The candidates to report besides the chosen one, in place of the most likely; they need no `logprobs`."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """The same as `logprobs` for each token of the prompt but the first."""
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     structured: StructuredOutput | None = None
     lora_name: str = ""
     """The adapter that the request names; "" is the model without one."""
+
+    @property
+    def reports_candidates(self) -> bool:
+        """Whether log probabilities are wanted for the tokens of the text."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
 
 def parse_sampling(
@@ -146,6 +155,7 @@ def parse_sampling(
         stop_token_ids=_tokens(given, "stop_token_ids", MAX_STOP_TOKENS),
         ignore_eos=_truth(given, "ignore_eos", False),
         logprobs=_candidates(given, "logprobs"),
+        logprob_token_ids=_tokens(given, "logprob_token_ids", MAX_LOGPROB_TOKENS),
         prompt_logprobs=prompt_logprobs,
         bad_words=_texts(given, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS),
         skip_special_tokens=_truth(given, "skip_special_tokens", True),
@@ -160,6 +170,7 @@ def check_vocabulary(parameters: SamplingParameters, vocabulary: int) -> None:
         ("logit_bias", parameters.logit_bias),
         ("allowed_token_ids", parameters.allowed_token_ids or ()),
         ("stop_token_ids", parameters.stop_token_ids),
+        ("logprob_token_ids", parameters.logprob_token_ids),
     ):
         wrong = [token for token in tokens if not 0 <= token < vocabulary]
         if wrong:

@@ -10,7 +10,7 @@ top_p.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ _BINS_PER_UNIT = 32
 _BINS = 2048
 """Bins of logits, divided by the temperature, below the largest one: 64 units hold all that can be drawn."""
 _NO_TOKEN = -np.inf
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON has no word for; OpenAI's least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,30 @@ def sample(logits: npt.NDArray[np.float32], rows: Sequence[RowState]) -> list[Sa
     return found
 
 
+def named_candidates(row: Row, token: int, others: Sequence[int]) -> tuple[Candidate, ...]:
+    """Returns a chosen token and others by their ids, each once; one that a mask forbids has `LEAST_LOGPROB`.
+
+    Raises `InvalidArgument` for an id that is none.
+    """
+    _within(others, row, "logprob_token_ids")
+    normaliser = _normaliser(row)
+    found = (_candidate(row, one, normaliser) for one in dict.fromkeys((token, *others)))
+    return tuple(replace(one, logprob=max(one.logprob, LEAST_LOGPROB)) for one in found)
+
+
+def _normaliser(row: Row) -> np.float64:
+    peak = np.max(row)
+    return np.float64(peak + np.log(np.sum(np.exp(row - peak), dtype=np.float64)))
+
+
+def _candidate(row: Row, token: int, normaliser: np.float64) -> Candidate:
+    return Candidate(token, float(row[token] - normaliser), 1 + int(np.count_nonzero(row > row[token])))
+
+
 def candidates(row: Row, token: int, count: int) -> tuple[Candidate, ...]:
     """Returns a chosen token and the `count` most likely ones of a row of logits, the chosen one only once."""
-    peak = np.max(row)
-    normaliser = peak + np.log(np.sum(np.exp(row - peak), dtype=np.float64))
-    chosen = Candidate(token, float(row[token] - normaliser), 1 + int(np.count_nonzero(row > row[token])))
+    normaliser = _normaliser(row)
+    chosen = _candidate(row, token, normaliser)
     if not count:
         return (chosen,)
     others = _ordered(row, _top(row, count))[:count]
@@ -134,6 +155,8 @@ def _sampled(row: Row, state: RowState, best: int) -> Sampled:
         best = int(np.argmax(changed))
         _check(changed, best)
     token = best if parameters.temperature == 0.0 else _drawn(changed, state, best)
+    if parameters.logprob_token_ids:
+        return Sampled(token, named_candidates(masked, token, parameters.logprob_token_ids))
     if parameters.logprobs is None:
         return Sampled(token)
     return Sampled(token, candidates(masked, token, parameters.logprobs))

@@ -36,8 +36,9 @@ INPUTS = (
 """`text_input` or `prompt_token_ids` has to be there. `sampling_parameters` is a JSON object with vLLM's names:
 `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, `min_tokens`, `stop` (a string or a list),
 `include_stop_str_in_output`, `stop_token_ids`, `ignore_eos`, `seed`, `presence_penalty`, `frequency_penalty`,
-`repetition_penalty`, `logit_bias` (token id to bias), `logprobs`, `prompt_logprobs`, `bad_words`,
-`skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
+`repetition_penalty`, `logit_bias` (token id to bias), `allowed_token_ids`, `logprobs`, `logprob_token_ids`,
+`prompt_logprobs`, `bad_words`, `skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or
+`json_object`) and "lora_name"."""
 
 STREAM_INTERVAL = TextTensor("stream_interval", "INT32", (1,), optional=True, added=True)
 """With `stream`, a response comes after so many tokens (1 or more) and after the last one. The name is that of vLLM's

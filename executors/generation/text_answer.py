@@ -45,7 +45,7 @@ class TextAnswer:
         self._text = ""
         if request.includes_prompt:
             self._text = request.text if request.ids is None or request.text else _decoded(tokenizer, prepared.prompt)
-        self._has_logprobs = prepared.parameters.logprobs is not None
+        self._has_logprobs = prepared.parameters.reports_candidates
         self._cumulative = 0.0
         self._candidates: list[dict[str, object]] = []
         self._prompt_candidates: bytes | None = None

@@ -61,7 +61,7 @@ class Restrictions:
                 if group not in GROUPS:
                     raise StartupError(f"unknown restricted {word} '{group}', expected one of {', '.join(GROUPS)}")
                 if group in self._keys:
-                    raise StartupError(f"{word} '{group}' can not be specified in multiple config groups")
+                    raise StartupError(f"restricted {word} '{group}' can not be specified in multiple config groups")
                 self._keys[group] = (name, name.lower().encode("latin-1"), value.encode())
         self.any = bool(self._keys)
 

@@ -1,18 +1,19 @@
 """The models of the OpenAI API, and their tokens: `/v1/models`, `/tokenize`, `/detokenize`, `/health`, `/version`.
 
-The paths without `/v1` are vLLM's.
+The paths without `/v1` are vLLM's; `/v1/models/{model}/load` and `/unload` are those of Triton's OpenAI frontend.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version as package_version
 from typing import Any
 
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from gateway.http.codec.error_replies import JSON_CONTENT_TYPE
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
@@ -25,6 +26,7 @@ from .shapes.sampling_fields import flag, text, token_ids
 from .text_models import Asked, TextModel, TextModels, TextTools
 
 DOCUMENT_PATH, METRICS_PATH = "/openapi.json", "/metrics"
+REPOSITORY = "model-repository"
 OWN_PATHS = frozenset((DOCUMENT_PATH, METRICS_PATH))
 """Only on the port of this API: the HTTP port has its own document."""
 
@@ -69,6 +71,36 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
             raise ApiError(f"The model '{name[:256]}' cannot be called with this API.", status=404, param="model")
         wanted = models.adapter_name(model, model.adapter) if model.adapter else model.name
         await call.reply(next(one for one in await entry(model) if one["id"] == wanted) | {"id": name})
+
+    changing: set[str] = set()
+    """Models that a call here loads or unloads."""
+
+    def check_mode() -> None:
+        if not handler.loads_by_call:
+            raise ApiError("Model load/unload requires --model-control-mode=explicit")
+
+    async def load(call: ApiCall) -> None:
+        check_mode()
+        await call.body()  # says nothing; one that is too large is refused
+        name = call.arguments["model"]
+        if models.served(name) is not None:
+            raise ApiError(f"Model '{name[:256]}' is already loaded", param="model")
+        with _one_at_a_time(changing, name):
+            await handler.load_model(name, None, {})
+        served = models.served(name)
+        if served is None:  # unloaded again already
+            raise Unavailable(f"Model '{name[:256]}' is not served any more")
+        await call.reply((await entry(TextModel(served)))[0])
+
+    async def unload(call: ApiCall) -> None:
+        check_mode()
+        await call.body()  # says nothing; one that is too large is refused
+        name = call.arguments["model"]
+        if models.served(name) is None:
+            raise ApiError(f"Unknown model: {name[:256]}", param="model")
+        with _one_at_a_time(changing, name):
+            await handler.unload_model(name, unload_dependents=False)
+        await call.reply({"status": "success", "model": name})
 
     async def tokenize(call: ApiCall) -> None:
         body = await call.json()
@@ -133,12 +165,26 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     routes.add("GET", DOCUMENT_PATH, document, group="metadata", is_open=True)
     routes.add("GET", "/v1/models", list_models, group="metadata")
     routes.add("GET", "/v1/models/{model}", one_model, group="metadata")
+    routes.add("POST", "/v1/models/{model}/load", load, group=REPOSITORY)
+    routes.add("POST", "/v1/models/{model}/unload", unload, group=REPOSITORY)
     routes.add("POST", "/tokenize", tokenize)
     routes.add("POST", "/detokenize", detokenize)
     routes.add("GET", "/health", health, group="health", is_open=True)
     routes.add("GET", "/health/ready", health, group="health", is_open=True)
     routes.add("GET", METRICS_PATH, metrics, group="statistics", is_open=True)
     routes.add("GET", "/version", version, group="metadata", is_open=True)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(changing: set[str], name: str) -> Iterator[None]:
+    """For a load or an unload. Raises a 400 `ApiError` where another call loads or unloads the model."""
+    if name in changing:
+        raise ApiError(f"Model '{name[:256]}' is being loaded or unloaded", param="model")
+    changing.add(name)
+    try:
+        yield
+    finally:
+        changing.discard(name)
 
 
 def _is_restricted(context: OpenAiContext, group: str) -> bool:

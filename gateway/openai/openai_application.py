@@ -18,7 +18,7 @@ from gateway.access.token_bounds import TokensExhausted
 from gateway.handler import Handler
 from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, reply_whole
 from gateway.http.codec.error_replies import HttpRefusal
-from gateway.http.http_application import HttpApplication, restricted
+from gateway.http.http_application import HttpApplication
 
 from .adapter_routes import add_adapters
 from .api_calls import DONE, ApiCall, OpenAiContext, Page, RouteTable, no_page
@@ -46,7 +46,7 @@ class OpenAiInterface:
     ) -> None:
         """`metrics` returns the page of `/metrics`, None where there is none; without a `log` nothing is stored."""
         self._handler = handler
-        self._restrictions = Restrictions(settings.http_restricted_api, restricted)
+        self._restrictions = Restrictions(settings.http_restricted_api, _restricted)
         self._context = OpenAiContext(settings, handler, metrics)
         separator = settings.openai.lora_separator if settings.openai is not None else ""
         self.models = TextModels(handler, separator, settings.http_max_input_size)
@@ -118,6 +118,13 @@ class OpenAiInterface:
             if bound := self._handler.request_bound(call.caller):
                 call.headers_of_reply.append((b"x-ratelimit-limit-requests", b"%d" % bound))
         await route.endpoint(call)
+
+
+def _restricted(header: str) -> ApiError:
+    """The refusal of a restricted endpoint, as of Triton's OpenAI frontend."""
+    return ApiError(
+        f"This API is restricted, expecting header '{header}' with valid value", status=401, code="invalid_auth"
+    )
 
 
 def _say_of_change(error: BaseException) -> None:

@@ -56,10 +56,12 @@ class TextTools:
         """Tokens of prompt and answer together."""
         return self.assets.context
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text. Raises a 400 `ApiError`, at once for a text that is far too long."""
+    def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
+        """The tokens of a text, at most `limit` of them (0: the context's). Raises a 400 `ApiError`, at once for a text
+        that is far too long.
+        """
         try:
-            return self.tokenizer.encode(text, special=special, limit=self.context)
+            return self.tokenizer.encode(text, special=special, limit=limit or self.context)
         except InvalidArgument as error:
             if not text.isascii() and not _is_unicode(text):
                 raise ApiError(error.message) from None
@@ -166,12 +168,12 @@ class TextModels:
         An adapter that the model does not list is refused, never answered by the model without one. The version is the
         one that the model's routing rule has for such a call.
         """
-        served = self._served(name, asked)
+        served = self.served(name, asked)
         if served is not None:
             return TextModel(served)
         if self.separator and self.separator in name:
             base, _, adapter = name.rpartition(self.separator)
-            served = self._served(base, asked)
+            served = self.served(base, asked)
             if served is not None and adapter in (model := TextModel(served, adapter)).adapters:
                 return model
         for model in self.all():
@@ -200,7 +202,8 @@ class TextModels:
         """The name of an adapter that is listed: with its model's, unless there is no separator."""
         return f"{model.name}{self.separator}{adapter}" if self.separator else adapter
 
-    def _served(self, name: str, asked: Asked = NOBODY) -> ServedVersion | None:
+    def served(self, name: str, asked: Asked = NOBODY) -> ServedVersion | None:
+        """The version that a call for this name gets; None for a model that is unknown or not ready."""
         try:
             return self.handler.version_for(name, asked.headers, asked.tenant)
         except CharoniaError as error:
@@ -212,7 +215,7 @@ class TextModels:
         """The ready models that this API can call, by name."""
         found: dict[str, TextModel] = {}
         for entry in self.handler.repository_index(ready=True):
-            if entry.name not in found and (served := self._served(entry.name)) is not None:
+            if entry.name not in found and (served := self.served(entry.name)) is not None:
                 model = TextModel(served)
                 if model.is_callable:
                     found[entry.name] = model
@@ -237,11 +240,11 @@ class TextModels:
             raise Unavailable("the model's tokenizer is not in the log yet")
         return await self.handler.offload.in_thread(len(blob), _read_assets, blob)
 
-    async def encode(self, tools: TextTools, text: str, *, special: bool) -> list[int]:
+    async def encode(self, tools: TextTools, text: str, *, special: bool, limit: int = 0) -> list[int]:
         """The tokens of a text; a long one is tokenized in a thread. Raises as `TextTools.encode`."""
         if len(text) <= _ENCODED_IN_LOOP:
-            return tools.encode(text, special=special)
-        return await self.handler.offload.in_thread(len(text), _encode, tools, text, special)
+            return tools.encode(text, special=special, limit=limit)
+        return await self.handler.offload.in_thread(len(text), _encode, tools, text, special, limit)
 
     async def encode_all(self, tools: TextTools, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """The tokens of each text; many are tokenized in a thread. Raises as `TextTools.encode`."""
@@ -261,8 +264,8 @@ class TextModels:
             raise ApiError(error.message, param="messages") from None
 
 
-def _encode(tools: TextTools, text: str, special: bool) -> list[int]:
-    return tools.encode(text, special=special)
+def _encode(tools: TextTools, text: str, special: bool, limit: int) -> list[int]:
+    return tools.encode(text, special=special, limit=limit)
 
 
 def _encode_all(tools: TextTools, texts: Sequence[str], special: bool) -> list[list[int]]:

@@ -18,7 +18,7 @@ from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
 from .shapes import known_fields
-from .shapes.api_errors import json_bytes
+from .shapes.api_errors import ApiError, json_bytes
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
 from .shapes.known_fields import refuse_unknown
@@ -44,6 +44,7 @@ class TextEndpoints:
         reader = partial(call_reader, prepared.tool_format)
         answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared), reader)
         answer.prompt_tokens = prepared.prompt_tokens
+        answer.prompt_ids = prepared.prompt_ids[0] if prepared.prompt_ids else None
         return prepared, answer
 
     async def prepare_completion(
@@ -98,6 +99,16 @@ def add_texts(routes: RouteTable, endpoints: TextEndpoints) -> None:
         prepared = await endpoints.prepare_completion(body, call.caller, call.asked)
         await answer(call, body, prepared, COMPLETION)
 
+    async def invocation(call: ApiCall) -> None:
+        """The path of SageMaker's containers: what the body has says what is asked for."""
+        body = await call.json()
+        if "messages" in body:
+            await answer(call, body, await endpoints.prepare_chat(body, call.caller, call.asked), CHAT)
+        elif "prompt" in body:
+            await answer(call, body, await endpoints.prepare_completion(body, call.caller, call.asked), COMPLETION)
+        else:
+            raise ApiError("the body must have 'messages' or 'prompt'")
+
     async def answer(call: ApiCall, body: Mapping[str, Any], prepared: Prepared, endpoint: str) -> None:
         call.headers_of_reply += endpoints.token_headers(prepared, call.caller)
         if body.get("stream"):
@@ -108,6 +119,7 @@ def add_texts(routes: RouteTable, endpoints: TextEndpoints) -> None:
 
     routes.add("POST", "/v1/chat/completions", chat)
     routes.add("POST", "/v1/completions", completion)
+    routes.add("POST", "/invocations", invocation)
 
 
 def _bytes_of(prepared: PreparedText) -> Callable[[int], bytes] | None:

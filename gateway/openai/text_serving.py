@@ -40,11 +40,15 @@ from .shapes.chat_shapes import ChatRequest
 from .shapes.completion_shapes import CompletionRequest, Prompt
 from .shapes.sampling_fields import seed_of
 from .shapes.text_answers import TextDelta, read_delta
+from .shapes.token_options import TokenOptions
 from .text_metrics import TextCounts
 from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, size_of, too_long
 
 _WAITING_DELTAS = 64
 """Deltas of all choices together that wait for a slow client; then their readers wait as well."""
+
+_CUT_CONTEXTS = 16
+"""A prompt that is cut may have so many times the tokens that the context has room for."""
 
 _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_token_ids")
 
@@ -75,6 +79,27 @@ class PreparedText:
             request.priority = level
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How the prompts of a call are cut: at most `room` tokens of one are kept."""
+
+    options: TokenOptions
+    room: int
+
+    @classmethod
+    def of(cls, options: TokenOptions, model: TextModel, tools: TextTools | None, answer_tokens: int) -> _Cut | None:
+        """None where nothing is to be cut. Raises a 400 `ApiError` where the model cannot be given tokens."""
+        if options.kept is None:
+            return None
+        if tools is None or "prompt_token_ids" not in model.served.interface.inputs:
+            raise ApiError(
+                f"The model '{model.name}' takes no tokens: 'truncate_prompt_tokens' is not supported by its backend",
+                param="truncate_prompt_tokens",
+                code="unsupported_parameter",
+            )
+        return cls(options, max(1, tools.context - answer_tokens))
+
+
 @dataclass(slots=True)
 class TextServing:
     """Makes and sends the requests of texts."""
@@ -97,7 +122,8 @@ class TextServing:
         tools = await self.models.tools(model)
         await self._check_structure(chat.sampling, tools)
         prompt = await self.models.render(tools, chat)
-        tokens = [await self.models.encode(tools, prompt, special=False)] if tools is not None else []
+        cut = _Cut.of(chat.options, model, tools, chat.max_tokens or 1)
+        tokens = [await self._tokens(tools, prompt, cut, special=False)] if tools is not None else []
         max_tokens = chat.max_tokens
         if max_tokens is None and tools is not None:
             longest = min(bound, tools.context) if bound else tools.context
@@ -122,11 +148,12 @@ class TextServing:
         await self._check_structure(wanted.sampling, tools)
         if "prompt_logprobs" in wanted.sampling:
             _check_scores(model, tools, "echo" if wanted.prompt_logprobs is None else "prompt_logprobs")
-        prompts = [prompt if isinstance(prompt, str) else "" for prompt in wanted.prompts]
+        cut = _Cut.of(wanted.options, model, tools, wanted.max_tokens)
+        prompts = [prompt if isinstance(prompt, str) and cut is None else "" for prompt in wanted.prompts]
         tokens: list[list[int]] = []
         for prompt in wanted.prompts:
             if tools is not None:
-                tokens.append(await self._tokens(tools, prompt, special=wanted.add_special_tokens))
+                tokens.append(await self._tokens(tools, prompt, cut, special=wanted.add_special_tokens))
             elif not isinstance(prompt, str):
                 if "prompt_token_ids" not in model.served.interface.inputs:
                     raise ApiError("the model has no tokenizer: 'prompt' must be text", param="prompt")
@@ -148,16 +175,19 @@ class TextServing:
             )
         return model
 
-    async def _tokens(self, tools: TextTools, prompt: Prompt, *, special: bool) -> list[int]:
+    async def _tokens(self, tools: TextTools, prompt: Prompt, cut: _Cut | None, *, special: bool) -> list[int]:
+        longest = tools.context * (1 if cut is None else _CUT_CONTEXTS)
         if isinstance(prompt, str):
-            return await self.models.encode(tools, prompt, special=special)
-        if len(prompt) > tools.context:
-            raise too_long(tools.context, len(prompt))
-        if any(token >= tools.tokenizer.vocabulary for token in prompt):
+            found = await self.models.encode(tools, prompt, special=special, limit=longest)
+        elif len(prompt) > longest:
+            raise too_long(longest, len(prompt))
+        elif (largest := max(prompt, default=0)) >= (known := tools.tokenizer.vocabulary):
             raise ApiError(
-                f"'prompt' has a token id outside the vocabulary of {tools.tokenizer.vocabulary}", param="prompt"
+                f"'prompt' has token id {largest}, out of vocabulary: the model has {known} tokens", param="prompt"
             )
-        return prompt
+        else:
+            found = prompt
+        return found if cut is None else cut.options.cut(found, cut.room)
 
     def _text(self, tools: TextTools | None, tokens: list[int]) -> str:
         return tools.tokenizer.decode(tokens).decode("utf-8", "replace") if tools is not None else ""

@@ -32,13 +32,15 @@ class Endpoints:
     metrics: str | None = None
     processes_file: Path | None = None
     log_url: str | None = None
+    openai: str | None = None
 
 
 def endpoints_of(state_dir: Path) -> Endpoints:
     """What a running `charonia serve` wrote into its state directory. Raises OSError, ValueError or KeyError."""
     ports = json.loads((state_dir / "endpoints.json").read_bytes())
     processes = state_dir / "processes.json"
-    return Endpoints(ports["http"], ports.get("grpc"), ports.get("metrics"), processes, ports.get("log"))
+    given = {name: ports.get(name) for name in ("grpc", "metrics", "openai")}
+    return Endpoints(ports["http"], processes_file=processes, log_url=ports.get("log"), **given)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

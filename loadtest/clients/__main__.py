@@ -1,6 +1,6 @@
-"""The command: `examples CHECKOUT`, `perf PROGRAM`, `analyzer PROGRAM` or `genai PROGRAM`; a table, or JSON.
+"""The command: `examples CHECKOUT`, `perf PROGRAM`, `analyzer PROGRAM`, `genai PROGRAM` or `suite NAME SOURCE`.
 
-Exit 1 when a run failed.
+It prints a table, or JSON. Exit 1 when a run failed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from loadtest.model import LoadTestError
 
 from . import analyzer, examples, genai, perf
 from .outcome import Outcome, document, table
+from .suites import running
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,16 +31,22 @@ def parser() -> argparse.ArgumentParser:
     tuning.add_argument("program", type=Path, help="model-analyzer, of the distribution triton-model-analyzer")
     texts = verbs.add_parser("genai", help="genai-perf against the language model of `make serve-llm`")
     texts.add_argument("program", type=Path, help="genai-perf, of the distribution of this name")
-    texts.add_argument(
-        "--repository", type=Path, default=Path("examples/models_llm"), help="default examples/models_llm"
+    suite = verbs.add_parser("suite", help="tests of others' OpenAI APIs")
+    suite.add_argument("name", choices=("vllm", "triton"))
+    suite.add_argument(
+        "source", type=Path, help="vLLM's source distribution, or `python/openai` of Triton's server, unpacked"
     )
+    for verb in (texts, suite):
+        verb.add_argument(
+            "--repository", type=Path, default=Path("examples/models_llm"), help="default examples/models_llm"
+        )
     for verb in (tuning, texts):
         verb.add_argument("--perf", type=Path, required=True, help="perf_analyzer, of the wheel tritonclient 2.50.0")
     for verb in (asking, tuning, texts):
         verb.add_argument(
             "--library", type=Path, action="append", default=[], metavar="DIRECTORY", help="with libb64 or libcudart"
         )
-    for verb in (stock, asking, tuning, texts):
+    for verb in (stock, asking, tuning, texts, suite):
         verb.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this text in it")
         verb.add_argument(
             "--serve", action="append", default=[], metavar="OPTION", help="one more option of the servers; repeatable"
@@ -62,6 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
             against, program, asking = str(options.program), options.program.absolute(), options.perf.absolute()
             repository = options.repository.absolute()
             outcomes = _shown(genai.play(program, asking, options.library, repository, options.serve, options.only))
+        elif options.verb == "suite":
+            against, play = f"{options.name}, {options.source}", {"vllm": running.vllm, "triton": running.triton}
+            repository = options.repository.absolute()
+            outcomes = _shown(play[options.name](options.source, repository, options.serve, options.only))
         else:
             against = str(options.program)
             outcomes = _shown(perf.play(options.program.absolute(), options.library, options.serve, options.only))

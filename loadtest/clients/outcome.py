@@ -15,7 +15,7 @@ LAST_LINES = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """`state` is "ok", "failed" or "not run"; `reason` is empty for what is ok."""
+    """`state` is "ok", "failed", "not run", or "excepted" for what need not be ok; `reason` is empty for what is ok."""
 
     name: str
     state: str
@@ -67,8 +67,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         note = (one.figures or one.reason).replace("|", "/")
         rows.append(f"| `{one.name}` | {one.state} | {one.seconds:.1f} | {note} |")
-    counts = {state: sum(one.state == state for one in outcomes) for state in ("ok", "failed", "not run")}
-    rows += ["", ", ".join(f"{count} {state}" for state, count in counts.items())]
+    counts = {state: sum(one.state == state for one in outcomes) for state in ("ok", "failed", "not run", "excepted")}
+    rows += ["", ", ".join(f"{count} {state}" for state, count in counts.items() if count or state != "excepted")]
     return "\n".join(rows)
 
 

@@ -101,6 +101,6 @@ def test_files_and_batches_of_others_are_unknown(server: Server) -> None:
 
 
 def test_restrictions_hold_for_both_interfaces(server: Server) -> None:
-    assert call(server, ACME, "GET", "/v1/models")[0] == 403
+    assert call(server, ACME, "GET", "/v1/models")[0] == 401
     assert call(server, {**ACME, **ADMIN}, "GET", "/v1/models")[0] == 200
     assert call(server, ACME, "GET", "/v1%2Fmodels")[0] != 200

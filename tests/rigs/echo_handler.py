@@ -91,6 +91,7 @@ class EchoHandler(EchoJobs):
         self.trace_changes: list[tuple[str, dict[str, object]]] = []
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []
+        self.loads_by_call = True
         self.options: list[DeliveryOptions | None] = []
         self.tenants: dict[str, str] = {}
         self.bounds: dict[str, int] = {}

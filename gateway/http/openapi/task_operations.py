@@ -9,7 +9,7 @@ from typing import Any
 
 from .operations import EVENTS, JSON, Content, Operation, Reply
 from .schemas import COUNT, FLAG, NUMBER, TEXT, Schema, array, opened, ref
-from .text_operations import ERROR, TEXT_OPERATIONS, maybe, text_schemas
+from .text_operations import ERROR, MODEL, TEXT_OPERATIONS, maybe, text_schemas
 
 _TAG = "openai"
 _ERRORS = (400, 401, 403, 404, 413, 429, 431, 500, 503, 504)
@@ -99,6 +99,18 @@ TASK_OPERATIONS = (
         {"lora_name": "red"},
         _said("It is served no more"),
     ),
+    Operation(
+        *("post", "/v1/models/{model}/load", "openaiLoad", _TAG, "Load a model (--model-control-mode=explicit)"),
+        _json("It is ready", "OpenAiModel", MODEL),
+        _ERRORS,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/v1/models/{model}/unload", "openaiUnload", _TAG, "Unload a model (--model-control-mode=explicit)"),
+        _json("It takes no new requests", "OpenAiUnloaded", {"status": "success", "model": "smollm2"}),
+        _ERRORS,
+        error_schema=ERROR,
+    ),
 )
 
 OPENAI_OPERATIONS = (*TEXT_OPERATIONS, *TASK_OPERATIONS)
@@ -113,6 +125,7 @@ def openai_schemas() -> dict[str, Schema]:
     numbers: Schema = {"type": "object", "additionalProperties": NUMBER}
     return {
         **text_schemas(),
+        "OpenAiUnloaded": opened({"status": TEXT, "model": TEXT}),
         "RankingRequest": opened(
             {"model": TEXT, "query": TEXT, "documents": array(document)},
             {"top_n": maybe(COUNT), "return_documents": maybe(FLAG)},

@@ -60,7 +60,7 @@ _COMPLETION: dict[str, Any] = {
     "choices": [{"index": 0, "text": " Paris", "logprobs": None, "finish_reason": "stop"}],
     "usage": _USAGE,
 }
-_MODEL = {
+MODEL = {
     "id": "smollm2:red",
     "object": "model",
     "created": 1750000000,
@@ -105,6 +105,14 @@ TEXT_OPERATIONS = (
         error_schema=ERROR,
     ),
     Operation(
+        *("post", "/invocations", "invocation", _TAG, "A chat or a completion, by its fields"),
+        _whole("The answer, or its chunks as events with `stream`", "ChatCompletion", _CHAT, streams=True),
+        _TEXTS,
+        bodies=_body("ChatCompletionRequest", _CHAT_REQUEST),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
         *("post", "/v1/messages", "message", _TAG, "Answer a message in Anthropic's form"),
         _whole("The answer, or its events with `stream`", "Message", _MESSAGE, streams=True),
         _TEXTS,
@@ -130,13 +138,13 @@ TEXT_OPERATIONS = (
     ),
     Operation(
         *("get", "/v1/models", "openaiModels", _TAG, "Models that can be called, and their adapters"),
-        _whole("The ready ones", "OpenAiModels", {"object": "list", "data": [_MODEL]}),
+        _whole("The ready ones", "OpenAiModels", {"object": "list", "data": [MODEL]}),
         _CALL,
         error_schema=ERROR,
     ),
     Operation(
         *("get", "/v1/models/{model}", "openaiModel", _TAG, "One model or adapter"),
-        _whole("The model", "OpenAiModel", _MODEL),
+        _whole("The model", "OpenAiModel", MODEL),
         (*_CALL, 404),
         error_schema=ERROR,
     ),
@@ -204,6 +212,14 @@ def text_schemas() -> dict[str, Schema]:
     logprobs = maybe({"type": "object"})
     ids = array({"type": "integer", "minimum": 0})
     texts: Schema = {"anyOf": [TEXT, array(TEXT), ids, array(ids)]}
+    tokens: dict[str, Schema] = {
+        "return_token_ids": maybe(FLAG),
+        "return_tokens_as_token_ids": maybe(FLAG),
+        "truncate_prompt_tokens": maybe({"type": "integer", "minimum": -1}),
+        "truncation_side": maybe({"enum": ["left", "right"]}),
+        "logprob_token_ids": maybe(ids),
+        "allowed_token_ids": maybe(ids),
+    }
     model = opened(
         {"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT},
         {"root": TEXT, "parent": maybe(TEXT), "max_model_len": maybe(COUNT)},
@@ -223,6 +239,7 @@ def text_schemas() -> dict[str, Schema]:
                 "tools": maybe(array({"type": "object"})),
                 "tool_choice": maybe({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
                 "parallel_tool_calls": maybe(FLAG),
+                **tokens,
             },
         ),
         "ChatCompletion": opened(
@@ -252,7 +269,12 @@ def text_schemas() -> dict[str, Schema]:
         "MessageTokens": opened({"input_tokens": COUNT}),
         "TextCompletionRequest": opened(
             {"model": TEXT, "prompt": texts},
-            {**common, "echo": maybe(FLAG), "logprobs": maybe({"type": "integer", "minimum": 0, "maximum": 20})},
+            {
+                **common,
+                "echo": maybe(FLAG),
+                "logprobs": maybe({"type": "integer", "minimum": 0, "maximum": 20}),
+                **tokens,
+            },
         ),
         "TextCompletion": opened(
             {

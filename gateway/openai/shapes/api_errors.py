@@ -21,7 +21,7 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_CODES = {401: "invalid_api_key", 413: "content_too_large", 429: "rate_limit_exceeded"}
 _STATUS = {**STATUS, ErrorCode.UNSUPPORTED: 400, ErrorCode.KEY_REUSED: 422}
 
 

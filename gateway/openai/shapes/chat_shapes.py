@@ -29,11 +29,13 @@ from .sampling_fields import (
     whole,
 )
 from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, prompt_logprobs, token_logprobs, usage
+from .token_options import NO_OPTIONS, TokenOptions, chosen_ids, token_options
 
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_ROLE_CHARACTERS = 64
 _MOST = 2**31 - 1
+_NO_IDS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class ChatRequest:
     """The priority level, 0 for the model's default."""
     counts_always: bool = False
     """Whether each chunk of a stream has the usage so far."""
+    options: TokenOptions = NO_OPTIONS
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -83,10 +86,13 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     check_size(arguments, "chat_template_kwargs")
     wanted = whole(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if wanted is not None and not flag(body, "logprobs"):
-        raise ApiError("'top_logprobs' is only allowed when 'logprobs' is true", param="top_logprobs")
+        raise ApiError("`top_logprobs` can only be used when `logprobs` is True", param="top_logprobs")
     top = (wanted or 0) if flag(body, "logprobs") else None
     if top is not None:
         sampling["logprobs"] = top
+    if chosen := chosen_ids(body, has_logprobs=top is not None):
+        sampling["logprob_token_ids"] = chosen
+        top = len(chosen) + 1  # all of them are shown, and the sampled token
     scored = prompt_logprobs_of(body, stream=stream)
     if scored is not None:
         sampling["prompt_logprobs"] = scored
@@ -110,6 +116,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         scored is not None,
         priority_of(body),
         counts_always(body),
+        token_options(body),
     )
 
 
@@ -126,9 +133,12 @@ def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping) or given.get("role") not in _ROLES:
-        raise ApiError(f"'{where}' must be an object with a role of {', '.join(_ROLES)}", param=where)
-    message = dict(given)
+    role = given.get("role") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(role, str) or not role or not role.isprintable():
+        raise ApiError(f"'{where}' must be an object with a 'role', such as user or assistant", param=where)
+    if len(role) > MAX_ROLE_CHARACTERS:
+        raise ApiError(f"'{where}.role' must have at most {MAX_ROLE_CHARACTERS} characters", param=f"{where}.role")
+    message = dict(given)  # a role that OpenAI does not have is for the template, as in vLLM
     if message["role"] == "developer":
         message["role"] = "system"
     calls = given.get("tool_calls")
@@ -207,13 +217,16 @@ class ChatAnswer:
         readers = [auto_reader() if choice.mode == "auto" else reader_of(choice) for _ in range(request.count)]
         self.choices = [_Choice(index, reader) for index, reader in enumerate(readers)]
         self.prompt_tokens = 0
+        self.prompt_ids: Sequence[int] | None = None
+        """The prompt's tokens, where the model has a tokenizer here."""
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """The first chunk of each choice."""
         for choice in self.choices:
-            yield self._chunk(choice.index, {"role": "assistant", "content": ""})
+            head = self._shown(prompt_token_ids=self.prompt_ids) if not choice.index else {}
+            yield self._chunk(choice.index, {"role": "assistant", "content": ""}) | head
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
         """The chunks of a delta of a choice; the last one has its finish reason."""
@@ -221,14 +234,15 @@ class ChatAnswer:
         choice.fold.add(delta)
         parts = self._parts(choice, delta)
         logprobs = self._logprobs(delta.tokens, delta.logprobs)
+        ids = self._shown(token_ids=delta.tokens) if delta.tokens else {}
         while len(parts) > 1 or (parts and not delta.finish):
-            yield self._chunk(index, self._part(choice, parts.pop(0)), logprobs=logprobs)
-            logprobs = None
+            yield self._chunk(index, self._part(choice, parts.pop(0)), logprobs=logprobs, ids=ids)
+            logprobs, ids = None, {}
         if delta.finish:
             body = self._part(choice, parts[0]) if parts else {}
-            yield self._chunk(index, body, logprobs=logprobs, finish=self._finish(choice))
-        elif logprobs is not None and logprobs["content"]:
-            yield self._chunk(index, {"content": ""}, logprobs=logprobs)
+            yield self._chunk(index, body, logprobs=logprobs, finish=self._finish(choice), ids=ids)
+        elif ids or (logprobs is not None and logprobs["content"]):
+            yield self._chunk(index, {"content": ""}, logprobs=logprobs, ids=ids)
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk of `stream_options.include_usage`."""
@@ -256,10 +270,20 @@ class ChatAnswer:
             call["function"] = {"arguments": part.arguments}
         return {"tool_calls": [call]}
 
+    def _shown(self, **ids: Sequence[int] | None) -> dict[str, list[int] | None]:
+        """Members of a chunk that have token ids; none where they were not asked for."""
+        return self._request.options.shown(**ids) if self._request.options.shows_ids else {}
+
     def _chunk(
-        self, index: int, delta: Mapping[str, Any], *, logprobs: Any = None, finish: str | None = None
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        logprobs: Any = None,
+        finish: str | None = None,
+        ids: Mapping[str, Any] = _NO_IDS,
     ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **ids}
         more = {"usage": self.usage() if self._request.counts_always else None} if self._request.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **more}
 
@@ -287,8 +311,11 @@ class ChatAnswer:
                 message["tool_calls"] = calls
             logprobs = self._logprobs(choice.fold.tokens, choice.fold.logprobs)
             finish = self._finish(choice)
-            choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-        more: dict[str, Any] = {"prompt_logprobs": None}
+            ids = self._request.options.shown(token_ids=choice.fold.tokens)
+            said = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+            choices.append({**said, **ids})
+        more: dict[str, Any] = {"prompt_logprobs": None}  # these are null where vLLM has them as null
+        more |= self._request.options.shown(prompt_token_ids=self.prompt_ids)
         if self._request.prompt_logprobs:  # of a chat's one prompt, beside its choices, as vLLM has it
             more["prompt_logprobs"] = prompt_logprobs(self.choices[0].fold.prompt_logprobs or (), self._bytes_of)
         return {**self._head("chat.completion"), "choices": choices, "usage": self.usage(), **more}
@@ -320,7 +347,8 @@ class ChatAnswer:
     def _logprobs(self, tokens: Sequence[int], rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> Any:
         if self._request.top_logprobs is None:
             return None
-        found = token_logprobs(tokens, rows, self._request.top_logprobs, self._bytes_of)
+        named = self._request.options.names(self._bytes_of)
+        found = token_logprobs(tokens, rows, self._request.top_logprobs, named)
         return {"content": [_logprob(one) for one in found], "refusal": None}
 
 

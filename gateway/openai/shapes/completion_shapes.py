@@ -25,6 +25,7 @@ from .sampling_fields import (
     whole,
 )
 from .text_answers import TextDelta, TextFold, TokenBytes, prompt_logprobs, token_logprobs, usage
+from .token_options import NO_OPTIONS, TokenOptions, chosen_ids, token_options
 
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
@@ -33,6 +34,8 @@ Prompt = str | list[int]
 
 _UNKNOWN: Mapping[str, Any] = {"logprob": 0.0, "rank": 1}
 """Stands for the first token of a prompt, which has no probability."""
+
+_NO_IDS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class CompletionRequest:
     """The priority level, 0 for the model's default."""
     counts_always: bool = False
     """Whether each chunk of a stream has the usage so far."""
+    options: TokenOptions = NO_OPTIONS
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -80,6 +84,11 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     if scored is not None or (echo and logprobs is not None):
         sampling["prompt_logprobs"] = logprobs if scored is None else scored
     max_tokens = whole(body, "max_tokens", 0 if echo else 1, 2**31 - 1)
+    if chosen := chosen_ids(body, has_logprobs=logprobs is not None):
+        if max_tokens == 0:
+            raise ApiError("'logprob_token_ids' needs tokens: 'max_tokens' is 0", param="logprob_token_ids")
+        sampling["logprob_token_ids"] = chosen
+        logprobs = len(chosen) + 1  # all of them are shown, and the sampled token
     return CompletionRequest(
         model,
         prompts,
@@ -95,6 +104,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         max_tokens == 0,
         priority_of(body),
         counts_always(body),
+        token_options(body),
     )
 
 
@@ -161,12 +171,15 @@ class CompletionAnswer:
         choice.fold.add(delta)
         if self._echoes_logprobs and not choice.begun:
             yield self._chunk(index, self._prompt(index), self._prompt_logprobs(index), None)
-        choice.begun = True
         if self._request.only_prompt:
             delta = TextDelta("", finish=delta.finish)
         logprobs = self._logprobs(choice, delta.tokens, delta.logprobs)
-        if delta.text or delta.finish or logprobs is not None:
-            yield self._chunk(index, delta.text, logprobs, delta.finish or None)
+        ids = self._ids(index, delta.tokens) if self._request.options.shows_ids else {}
+        if choice.begun and ids:
+            ids["prompt_token_ids"] = None
+        choice.begun = True
+        if delta.text or delta.finish or logprobs is not None or ids:
+            yield self._chunk(index, delta.text, logprobs, delta.finish or None, ids)
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk of `stream_options.include_usage`."""
@@ -190,6 +203,7 @@ class CompletionAnswer:
             whole_text = self._prompt(index) + own_text if self._request.echo else own_text
             document = {"index": index, "text": whole_text, "logprobs": logprobs}
             document |= {"finish_reason": fold.finish or "stop", "prompt_logprobs": None}  # null as vLLM has it
+            document |= self._ids(index, [] if left_out else fold.tokens)
             if self._request.prompt_logprobs is not None:
                 document["prompt_logprobs"] = prompt_logprobs(fold.prompt_logprobs or (), self._bytes_of)
             choices.append(document)
@@ -208,6 +222,11 @@ class CompletionAnswer:
     def _prompt(self, index: int) -> str:
         return self._prompts[index // self._request.count]
 
+    def _ids(self, index: int, tokens: Sequence[int]) -> dict[str, list[int] | None]:
+        """The members of a choice that have token ids, as vLLM's."""
+        prompt = self._prompt_ids[index // self._request.count] if self._prompt_ids else None
+        return self._request.options.shown(token_ids=tokens, prompt_token_ids=prompt)
+
     def _head(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -217,8 +236,10 @@ class CompletionAnswer:
             "system_fingerprint": None,
         }
 
-    def _chunk(self, index: int, new_text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
-        choice = {"index": index, "text": new_text, "logprobs": logprobs, "finish_reason": finish}
+    def _chunk(
+        self, index: int, new_text: str, logprobs: Any, finish: str | None, ids: Mapping[str, Any] = _NO_IDS
+    ) -> dict[str, Any]:
+        choice = {"index": index, "text": new_text, "logprobs": logprobs, "finish_reason": finish, **ids}
         more = {"usage": self.usage() if self._request.counts_always else None} if self._request.include_usage else {}
         return {**self._head(), "choices": [choice], **more}
 
@@ -238,7 +259,7 @@ class CompletionAnswer:
         most = self._request.logprobs
         if most is None:
             return None
-        found = token_logprobs(tokens, rows, most, self._bytes_of)
+        found = token_logprobs(tokens, rows, most, self._request.options.names(self._bytes_of))
         offsets: list[int] = []
         for one in found:
             offsets.append(choice.offset)

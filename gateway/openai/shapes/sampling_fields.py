@@ -39,6 +39,8 @@ _WHOLE: Mapping[str, tuple[int, int]] = {
 }
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 MAX_PROMPT_LOGPROBS = 20
+_SHOWN_NAMES = 8
+"""Of names that are wrong, those that an error repeats."""
 _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -48,12 +50,13 @@ def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | No
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():
-        value = int(value)
+        # the parser makes floats of integers with more than 64 bits: -2**63 - 1 would be -2**63
+        value = int(value) - (value == -(2.0**63))
     if type(value) is not int:
         raise ApiError(f"'{name}' must be an integer", param=name)
     if not least <= value <= most:
         bound = f"between {least} and {most}" if most < 2**31 - 1 else f"at least {least}"
-        raise ApiError(f"'{name}' must be {bound}, got {_short(value)}", param=name)
+        raise ApiError(f"'{name}' must be {bound}, got {_short(value)}", param=name, code=_side(value, least))
     return value
 
 
@@ -99,7 +102,7 @@ def includes_usage(body: Mapping[str, Any], *, stream: bool) -> bool:
     if options is None:
         return False
     if not stream:
-        raise ApiError("'stream_options' is only allowed when 'stream' is true", param="stream_options")
+        raise ApiError("`stream_options` can only be used when `stream` is True", param="stream_options")
     if not isinstance(options, Mapping):
         raise ApiError("'stream_options' must be an object", param="stream_options")
     return flag(options, "include_usage")
@@ -132,7 +135,11 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) not in (int, float):
             raise ApiError(f"'{name}' must be a number", param=name)
         if not lowest <= value <= highest or (name == "top_p" and not value):
-            raise ApiError(f"'{name}' must be between {lowest:g} and {highest:g}, got {_short(value)}", param=name)
+            raise ApiError(
+                f"'{name}' must be between {lowest:g} and {highest:g}, got {_short(value)}",
+                param=name,
+                code=_side(value, lowest),
+            )
         found[name] = float(value)
     for name, (least, most) in _WHOLE.items():
         if (number := whole(body, name, least, most)) is not None:
@@ -144,7 +151,7 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = flag(body, name)
     if stops := _stops(body):
         found["stop"] = stops
-    for name, bound in (("stop_token_ids", MAX_TOKEN_IDS),):
+    for name, bound in (("stop_token_ids", MAX_TOKEN_IDS), ("allowed_token_ids", MAX_TOKEN_IDS)):
         if body.get(name) is not None:
             found[name] = token_ids(body[name], name, bound)
     if body.get("bad_words") is not None:
@@ -185,9 +192,11 @@ def _biases(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
         raise ApiError(f"'logit_bias' must be an object with at most {MAX_BIASES} tokens", param="logit_bias")
     found: dict[str, float] = {}
+    wrong = [token for token in value if not (token.isascii() and token.isdecimal() and len(token) <= 10)]
+    if wrong:
+        shown = ", ".join(f"'{token[:32]}'" for token in wrong[:_SHOWN_NAMES])
+        raise ApiError(f"'logit_bias' must have token ids as names, got {shown}", param="logit_bias")
     for token, bias in value.items():
-        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
-            raise ApiError(f"'logit_bias' must have token ids as names, got '{token[:32]}'", param="logit_bias")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise ApiError("'logit_bias' must have values between -100 and 100", param="logit_bias")
         found[token] = float(bias)
@@ -239,6 +248,11 @@ def seed_of(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def _side(value: float, least: float) -> str:
+    """The bound that a number breaks, in the words of vLLM's refusals."""
+    return "greater_than_equal" if value < least else "less_than_equal"
 
 
 def _short(value: Any) -> str:

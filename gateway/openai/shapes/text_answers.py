@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from charonia.generation.sampling import LEAST_LOGPROB
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor, split_bytes_elements
 
@@ -160,13 +161,8 @@ def prompt_logprobs(rows: Sequence[PromptRow], bytes_of: TokenBytes | None) -> l
     ]
 
 
-_LEAST = -9999.0
-"""Stands for minus infinity, which JSON has no word for."""
-
-
 def _finite(logprob: Any) -> float:
-    value = float(logprob)
-    return value if value > _LEAST else _LEAST
+    return max(float(logprob), LEAST_LOGPROB)
 
 
 def _text(name: str, entry: Mapping[str, Any], bytes_of: TokenBytes | None) -> tuple[str, bytes]:

@@ -11,7 +11,7 @@ import pytest
 
 from charonia.errors import CharoniaError
 from charonia.generation.parameters import SamplingParameters
-from charonia.generation.sampling import RowState, Sampled, candidates, sample
+from charonia.generation.sampling import LEAST_LOGPROB, RowState, Sampled, candidates, sample
 
 FOUR = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
@@ -202,3 +202,23 @@ def test_rows_and_states_have_to_fit() -> None:
     assert sample(np.empty((0, 4), np.float32), []) == []
     with pytest.raises(CharoniaError, match="for 2 rows"):
         sample(FOUR[np.newaxis], [state(), state()])
+
+
+def test_named_tokens_are_reported_in_place_of_the_likeliest() -> None:
+    found = one(FOUR, state(temperature=0.0, logprobs=3, logprob_token_ids=(3, 0, 3), allowed_token_ids=(2,)))
+    assert found.token == 2
+    assert [(each.token, each.rank) for each in found.logprobs] == [(2, 3), (3, 4), (0, 1)]
+    assert [math.exp(each.logprob) for each in found.logprobs] == pytest.approx([0.15, 0.05, 0.5], rel=1e-5)
+
+
+def test_a_named_token_that_a_grammar_forbids() -> None:
+    wanted = state(temperature=0.0, logprob_token_ids=(0,))
+    wanted.allowed = np.array([False, True, True, True])
+    found = one(FOUR, wanted)
+    assert [(each.token, each.logprob == LEAST_LOGPROB) for each in found.logprobs] == [(1, False), (0, True)]
+
+
+def test_a_named_token_that_there_is_not() -> None:
+    (found,) = sample(FOUR[np.newaxis], [state(logprob_token_ids=(4,))])
+    assert isinstance(found, CharoniaError)
+    assert "logprob_token_ids" in found.message

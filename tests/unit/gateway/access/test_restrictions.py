@@ -34,7 +34,7 @@ def test_nothing_restricted_is_false() -> None:
 
 
 def test_a_group_may_be_listed_once() -> None:
-    with pytest.raises(StartupError, match="api 'health' can not be specified in multiple config groups"):
+    with pytest.raises(StartupError, match="restricted api 'health' can not be specified in multiple config groups"):
         Restrictions(((("health",), "a", "b"), (("metadata", "health"), "c", "d")), refusal)
     with pytest.raises(StartupError, match="unknown restricted api 'everything'"):
         Restrictions(((("everything",), "a", "b"),), refusal)

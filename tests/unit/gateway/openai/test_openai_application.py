@@ -217,7 +217,8 @@ async def test_tokens_of_a_tenant_are_bounded(client: httpx2.AsyncClient, handle
 async def test_restricted_groups(settings: GatewaySettings, handler: Any) -> None:
     held = replace(settings, http_restricted_api=((("inference",), "admin-key", "value"),))
     async with over(OpenAiApplication(held, handler, OpenAiInterface(held, handler))) as client:
-        assert (await client.post(CHAT, json=BODY)).status_code == 403
+        refused = await client.post(CHAT, json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_auth")
         assert (await client.post(CHAT, json=BODY, headers={"admin-key": "value"})).status_code == 200
         assert (await client.get("/v1/models")).status_code == 200
 
@@ -257,7 +258,7 @@ async def test_metrics_that_name_tenants_are_for_those_who_may_read_them(
     for identifies, chosen, headers, status in (
         (False, settings, {}, 200),
         (True, settings, {}, 403),
-        (True, restricted, {}, 403),
+        (True, restricted, {}, 401),
         (True, restricted, {"admin-key": "secret"}, 200),
     ):
         monkeypatch.setattr(text_handler.TextHandler, "identifies", identifies)

@@ -336,7 +336,9 @@ async def test_prompts_that_are_too_long_are_refused_before_the_log(client: http
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": 7, "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "r" * 65, "content": "x"}]}, "messages[0].role"),
         ({"model": ""}, "model"),
     ],
 )
@@ -531,3 +533,88 @@ async def test_resumable_models_answer_in_parts(client: httpx2.AsyncClient, hand
         assert document["usage"]["completion_tokens"] == len("hello there")
         stream = next(tensor for tensor in handler.requests[-1].inputs if tensor.name == "stream")
         assert stream.array().tolist() == [asked]
+
+
+async def test_ids_of_a_completions_tokens(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": "say ab."}
+    (plain,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert (plain["token_ids"], plain["prompt_token_ids"]) == (None, None)
+    body |= {"return_token_ids": True}
+    (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([*b"ab"], [*b"say ab."])
+    chunks = [chunk["choices"][0] for chunk in await events(client, COMPLETIONS, body)]
+    assert [chunk["token_ids"] for chunk in chunks] == [[*b"a"], [*b"b"]]
+    assert [chunk["prompt_token_ids"] for chunk in chunks] == [[*b"say ab."], None]
+
+
+async def test_ids_of_a_chats_tokens(client: httpx2.AsyncClient) -> None:
+    plain = (await client.post(CHAT, json=chat("say ab."))).json()
+    assert (plain["prompt_token_ids"], plain["choices"][0]["token_ids"]) == (None, None)
+    body = chat("say ab.", return_token_ids=True)
+    whole = (await client.post(CHAT, json=body)).json()
+    assert whole["choices"][0]["token_ids"] == [*b"ab"]
+    assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+    first, *rest = await events(client, CHAT, body)
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in rest)
+    assert [chunk["choices"][0]["token_ids"] for chunk in rest] == [[*b"a"], [*b"b"]]
+    assert "token_ids" not in first["choices"][0]
+
+
+async def test_log_probabilities_by_token_ids(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": "say ab.", "logprobs": 2, "return_tokens_as_token_ids": True}
+    found = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
+    assert found["tokens"] == ["token_id:97", "token_id:98"]
+    assert found["top_logprobs"][0] == {"token_id:97": -0.25, "token_id:99": -2.0}
+    body = chat("say a.", logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+    (content,) = (await client.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
+    assert (content["token"], content["bytes"]) == ("token_id:97", [*b"token_id:97"])
+
+
+async def test_chosen_tokens_are_asked_of_the_model(client: httpx2.AsyncClient, handler: Any) -> None:
+    chosen = {"logprob_token_ids": [5], "allowed_token_ids": [97]}
+    for path, body in (
+        (COMPLETIONS, {"model": "says", "prompt": "say a.", "logprobs": 0, **chosen}),
+        (CHAT, chat("say a.", logprobs=True, **chosen)),
+    ):
+        assert (await client.post(path, json=body)).status_code == 200
+        given = next(one for one in handler.requests[-1].inputs if one.name == "sampling_parameters").array()
+        assert {name: json.loads(given[0])[name] for name in chosen} == chosen
+    refused = await client.post(COMPLETIONS, json={"model": "says", "prompt": "x", "logprob_token_ids": [5]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+    body = {"model": "says", "prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0, "logprob_token_ids": [5]}
+    assert (await client.post(COMPLETIONS, json=body)).json()["error"]["param"] == "logprob_token_ids"
+
+
+async def test_prompts_are_cut(client: httpx2.AsyncClient, handler: Any) -> None:
+    """Also one that the context has no room for; what is answered is what was kept."""
+    body = {"model": "says", "prompt": "x" * 5000 + "say a.", "truncate_prompt_tokens": 6, "echo": True}
+    (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert choice["text"] == "say a.a"
+    body |= {"truncation_side": "right", "prompt": [*b"say b."] + [120] * 9}
+    (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert choice["text"] == "say b.b"
+    reply = await client.post(CHAT, json=chat("x" * 5000, truncate_prompt_tokens=-1, max_tokens=2))
+    assert reply.json()["usage"]["prompt_tokens"] == 2046
+    for more, model in ((2048, "says"), (4, "plain")):
+        refused = await client.post(COMPLETIONS, json={"model": model, "prompt": "x", "truncate_prompt_tokens": more})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+async def test_a_bound_that_is_broken_has_a_word(client: httpx2.AsyncClient) -> None:
+    for value, code in ((-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")):
+        reply = await client.post(CHAT, json=chat("x", seed=value))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+
+
+async def test_other_roles_are_for_the_template(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "messages": [{"role": "narrator", "content": "say a."}]}
+    assert (await client.post(CHAT, json=body)).json()["choices"][0]["message"]["content"] == "a"
+
+
+async def test_the_path_of_sagemaker(client: httpx2.AsyncClient) -> None:
+    reply = await client.post("/invocations", json=chat("say a."))
+    assert reply.json()["choices"][0]["message"]["content"] == "a"
+    reply = await client.post("/invocations", json={"model": "says", "prompt": "say b."})
+    assert reply.json()["choices"][0]["text"] == "b"
+    assert (await client.post("/invocations", json={"model": "says"})).status_code == 400

@@ -13,5 +13,7 @@ from loadtest.bench.servers import Endpoints, endpoints_of
 def test_endpoints_of_a_state_directory(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"endpoints\.json"):
         endpoints_of(tmp_path)
-    (tmp_path / "endpoints.json").write_text(json.dumps({"http": "h:1", "grpc": "h:2", "log": "unix:///l"}))
-    assert endpoints_of(tmp_path) == Endpoints("h:1", "h:2", None, tmp_path / "processes.json", "unix:///l")
+    (tmp_path / "endpoints.json").write_text(
+        json.dumps({"http": "h:1", "grpc": "h:2", "log": "unix:///l", "openai": "h:3"})
+    )
+    assert endpoints_of(tmp_path) == Endpoints("h:1", "h:2", None, tmp_path / "processes.json", "unix:///l", "h:3")

@@ -1,0 +1,184 @@
+"""Copies the tests of a suite, runs them in a process of pytest against `charonia serve`, and reads what came of each.
+
+A test that fails and stands in `exceptions.toml` is "excepted", with the reason written there; one that stands there
+and passes is "failed", so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from executors.backends.llm.conversion import converted, default_directory
+from loadtest.bench.servers import Charonia
+from loadtest.clients.outcome import Outcome, environment, run
+from loadtest.model import LoadTestError
+
+ROOT = Path(__file__).parents[3]
+EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
+MODEL = "smollm2"
+WITHIN_S = 3600.0
+ADAPTERS = ("zephyr-lora", "qwen3-lora")
+"""Names that vLLM's tests ask for; each is an adapter with random weights."""
+VLLM_FILES = (
+    "openai/completion/test_completion.py",
+    *("openai/chat_completion/test_chat.py", "openai/chat_completion/test_chat_completion.py"),
+    *("openai/chat_completion/test_chat_echo.py", "openai/chat_completion/test_chat_logit_bias_validation.py"),
+    *("openai/chat_completion/test_logprob_token_ids.py", "openai/test_return_token_ids.py"),
+    *("openai/test_return_tokens_as_ids.py", "openai/models/test_models.py", "serve/tokenize/test_tokenization.py"),
+)
+"""Those of vLLM's tests of entrypoints that need a server with one model that writes text, and no reasoning."""
+_LEFT_OUT = ("--tokenizer", "--backend", "--tool-call-parser")
+"""Options of the frontend for what stands in a model's own files here; each has a value."""
+_GROUPS = {"model-repository": "model-repository,metadata", "metrics": "statistics"}
+"""The frontend's groups of restricted endpoints that have other names here: lists of models are `metadata`."""
+_OPTIONS = (
+    *("-q", "--no-header", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+    *("-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=function"),
+)
+
+
+def vllm(source: Path, repository: Path, serve: Sequence[str] = (), only: str = "") -> Iterator[Outcome]:
+    """Runs vLLM's tests of a source distribution, unpacked at `source`. `repository` is that of `make serve-llm`.
+
+    In the copies of the tests the names of their models are ours. Raises LoadTestError for a folder that has no such
+    tests, or a repository without the model.
+    """
+    tests = source / "tests" / "entrypoints"
+    files = [tests / name for name in VLLM_FILES]
+    if not all(file.is_file() for file in files):
+        raise LoadTestError(f"there are no tests of vLLM's entrypoints in {tests}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="charonia-suite-")))
+        models = write_models(folder / "models", repository)
+        for file, name in zip(files, VLLM_FILES, strict=True):
+            target = folder / "tests" / "entrypoints" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(renamed(file.read_text()))
+        shutil.copy(tests / "conftest.py", folder / "tests" / "entrypoints")
+        for inner in (folder / "tests").rglob("*/"):
+            (inner / "__init__.py").touch()
+        (folder / "tests" / "__init__.py").touch()
+        tokenizer = converted(models / MODEL / "1" / "model.gguf", default_directory())  # once, maybe for minutes
+        server = stack.enter_context(Charonia(models, ["--openai-on-http-port=true", *serve])).endpoints
+        own = {"SUITE_URL": f"http://{server.http}", "SUITE_TOKENIZER": str(tokenizer)}
+        yield from judged("vllm", tested(folder, "vllm_tests", list(VLLM_FILES), own, only, "tests/entrypoints"))
+
+
+def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str = "") -> Iterator[Outcome]:
+    """Runs the tests of Triton's OpenAI frontend; `source` is the folder `python/openai` of its server. As `vllm`."""
+    if not (source / "tests" / "conftest.py").is_file():
+        raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
+    del serve
+    with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
+        folder = Path(place)
+        models = write_models(folder / "models", repository)
+        shutil.copytree(source / "tests", folder / "tests")
+        files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
+        converted(models / MODEL / "1" / "model.gguf", default_directory())
+        own = {
+            "TEST_MODEL": MODEL,
+            "TEST_BACKEND": "vllm",
+            "TEST_TOKENIZER": "none",
+            "TEST_MODEL_REPOSITORY": str(models),
+            "SUITE_FRONTEND": str(source.resolve() / "openai_frontend"),
+        }
+        yield from judged("triton", tested(folder, "triton_tests", files, own, only, "tests"))
+
+
+def renamed(text: str) -> str:
+    """A file of tests with our model's name in the place of its own."""
+    for name in re.findall(r'^MODEL_NAME = "([^"]+)"', text, re.MULTILINE):
+        text = text.replace(f'"{name}"', f'"{MODEL}"')
+    return text
+
+
+def write_models(folder: Path, repository: Path) -> Path:
+    """A repository with the example's model, and adapters of random weights. Needs `tests/rigs` on the path."""
+    from lora_files import write_adapter
+
+    weights = repository / MODEL / "1" / "model.gguf"
+    if not weights.is_file():
+        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
+    version = folder / MODEL / "1"
+    version.mkdir(parents=True)
+    (folder / MODEL / "config.pbtxt").write_text(f'name: "{MODEL}"\nbackend: "llm"\n')
+    (version / "model.gguf").symlink_to(weights.resolve())
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(version / "adapters" / name, seed, modules=("self_attn.q_proj", "self_attn.v_proj"))
+    return folder
+
+
+def tested(
+    folder: Path, plugin: str, files: Sequence[str], own: Mapping[str, str], only: str, below: str
+) -> list[Outcome]:
+    """Runs files of tests in a process of their own; the outcome of each test. Raises LoadTestError without any."""
+    report = folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-p", f"loadtest.clients.suites.{plugin}", *_OPTIONS]
+    command += [f"--rootdir={folder}", f"--junitxml={report}", "-o", "junit_family=xunit1", "-c", "/dev/null"]
+    command += [*(("-k", only) if only else ()), *(f"{below}/{name}" for name in files)]
+    given = {**own, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    _, said = run("pytest", command, WITHIN_S, env=environment(given), cwd=folder)
+    if not report.exists():
+        raise LoadTestError(f"pytest wrote no report: {said[-2000:]}")
+    return read_report(report)
+
+
+def read_report(report: Path) -> list[Outcome]:
+    """The outcome of each test in a report in JUnit's form."""
+    found = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{Path(case.get('file') or case.get('classname', '')).name}::{case.get('name')}"
+        outcome = Outcome(name, "ok", float(case.get("time") or 0))
+        for tag, state in (("skipped", "not run"), ("failure", "failed"), ("error", "failed")):
+            if (inner := case.find(tag)) is not None:
+                outcome = replace(outcome, state=state, reason=" ".join((inner.get("message") or "").split())[:300])
+        found.append(outcome)
+    return found
+
+
+def exceptions(suite: str) -> dict[str, str]:
+    """The reasons of a suite's exceptions, by the pattern of their names."""
+    found: dict[str, str] = tomllib.loads(EXCEPTIONS.read_text())[suite]
+    return found
+
+
+def judged(suite: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    """The outcomes with the exceptions of a suite."""
+    known = exceptions(suite)
+    for one in outcomes:
+        reasons = [why for pattern, why in known.items() if fnmatch.fnmatchcase(one.name, pattern.replace("[", "[[]"))]
+        if one.state == "failed" and reasons:
+            yield replace(one, state="excepted", reason=reasons[0])
+        elif one.state == "ok" and reasons:
+            yield replace(one, state="failed", reason=f"passes, but is an exception: {reasons[0]}")
+        else:
+            yield one
+
+
+def options_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The model repository in the arguments of the frontend, and our options for the others."""
+    left = list(arguments)
+    repository, options = "", []
+    while left:
+        word = left.pop(0)
+        if word == "--model-repository":
+            repository = left.pop(0)
+        elif word in _LEFT_OUT:
+            left.pop(0)
+        elif word == "--openai-restricted-api":
+            groups, header, value = (left.pop(0) for _ in range(3))
+            ours = ",".join(_GROUPS.get(group, group) for group in groups.split(","))
+            options.append(f"--http-restricted-api={ours}:{header}={value}")
+        elif word != "--enable-kserve-frontends":
+            options.append(f"{word}={left.pop(0)}")
+    return repository, options

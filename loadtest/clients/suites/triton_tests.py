@@ -1,0 +1,103 @@
+"""A plug-in of pytest for the tests of Triton's OpenAI frontend: where they start that, `charonia serve` is started.
+
+What the tests import of Triton's in-process server skips those that use it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
+import openai
+
+from loadtest.bench.servers import Charonia
+from loadtest.model import LoadTestError
+
+from .running import options_of
+from .stand_ins import stand_for
+
+_SECONDS = 600
+_OWN_PORT = ("--allow-openai=true", "--openai-port=0", "--openai-address=127.0.0.1")
+
+
+class Served:
+    """`charonia serve` of a repository, with the OpenAI API at a port of its own."""
+
+    def __init__(self, repository: str, options: Sequence[str] = ()) -> None:
+        self._server = Charonia(Path(repository), [*_OWN_PORT, *options])
+        self._server.__enter__()
+        self.url_root = f"http://{self._server.endpoints.openai}"
+
+    def stop(self) -> None:
+        self._server.__exit__(None, None, None)
+
+
+class OpenAIServer:
+    """Has the members of the tests' class of this name."""
+
+    def __init__(self, cli_args: list[str], **_: Any) -> None:
+        repository, options = options_of(cli_args)
+        try:
+            self._served = Served(repository, options)
+        except LoadTestError as error:
+            raise RuntimeError(str(error)) from None
+        self.url_root = self._served.url_root
+
+    def __enter__(self) -> OpenAIServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._served.stop()
+
+    def url_for(self, *parts: str) -> str:
+        return self.url_root + "/" + "/".join(parts)
+
+    def get_client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url_for("v1"), api_key="none", timeout=_SECONDS, max_retries=0)
+
+    def get_async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key="none", timeout=_SECONDS, max_retries=0)
+
+
+def setup_server(model_repository: str, model_control_mode: str = "none", load_models: Sequence[str] = ()) -> Served:
+    """Starts what the tests ask through an application of FastAPI."""
+    mode = [f"--model-control-mode={model_control_mode}"] if model_control_mode != "none" else []
+    return Served(model_repository, [*mode, *(f"--load-model={name}" for name in load_models or ())])
+
+
+def setup_fastapi_app(server: Served, **_: Any) -> str:
+    """The address of the server: there is no application to be called."""
+    return server.url_root
+
+
+class TestClient(httpx2.Client):
+    """Stands for FastAPI's, whose application is an address here."""
+
+    __test__ = False
+
+    def __init__(self, address: str) -> None:
+        super().__init__(base_url=address, timeout=_SECONDS)
+
+
+class _Mode:
+    NONE, EXPLICIT = "none", "explicit"
+
+
+sys.path.append(os.environ["SUITE_FRONTEND"])
+stand_for(
+    ("tritonserver", "huggingface_hub", "transformers"),
+    tests__utils={
+        "OpenAIServer": OpenAIServer,
+        "setup_server": setup_server,
+        "setup_fastapi_app": setup_fastapi_app,
+    },
+    fastapi__testclient={"TestClient": TestClient},
+    tritonserver={"ModelControlMode": _Mode, "Server": Served},
+)
