@@ -6,6 +6,8 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec import Struct, structs
+
 from charonia.errors import ErrorCode
 from charonia.wire import BatchPlaces
 
@@ -15,11 +17,10 @@ RejectReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 """The `reason` label of the failure counter (M1). BACKEND: the request ran; its message has no prefix."""
 
 
-@dataclass(slots=True)
-class DispatchBatch:
+class DispatchBatch(Struct, frozen=True):
     """Dispatch these requests, in this order, to an executor as one execution.
 
-    Never changed (see `BatchHeader`). `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner`
+    `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner`
     the executor passes the replies to the owner, which sends them on `ReleaseReplies` (preserve_ordering, S6).
     """
 
@@ -41,7 +42,7 @@ class DispatchBatch:
         sequences = self.sequences
         if sequences is not None:
             sequences = replace(sequences, places=tuple(sequences.places[n] for n in kept))
-        return replace(
+        return structs.replace(
             self,
             requests=[self.requests[n] for n in kept],
             attempts=tuple(self.attempts[n] for n in kept),

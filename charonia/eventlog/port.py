@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from charonia.errors import CharoniaError
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
 from charonia.facts.sequence_states import SequenceStep
@@ -38,8 +40,7 @@ MOST_TAKEN = 1000
 """Members that one `keep_recent` takes out at most."""
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(Struct):
     """One stream entry. `id` is opaque but ordered within its stream; `fields` alternate name and value."""
 
     id: bytes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgpack
+from msgspec import Struct
 
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
@@ -13,11 +12,8 @@ from .records import WIRE_VERSION
 from .sequence_fields import BatchPlaces
 
 
-@dataclass(slots=True)
-class BatchHeader:
+class BatchHeader(Struct, frozen=True):
     """One dispatch decision for an executor. The request records follow in the same entry, in order.
-
-    Treat it as immutable: freezing it would triple the cost of making one, which is done for each batch.
 
     `attempts[i]` belongs to the i-th record. `report_to` is the stream for `BatchFinished`, empty if the owner is in
     the executor's process (`charonia.eventlog.local_link`). With `via_owner` the executor sends the response records

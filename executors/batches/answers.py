@@ -8,8 +8,9 @@ request by itself is sent with the type and the shape that the model gave it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from charonia.backend import Array
 from charonia.datatypes import DataType
@@ -23,7 +24,7 @@ from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of
 from .encoded_strings import EncodedStrings
 from .ragged import scatter
 
-_SMALL_BYTES = 65_536
+SMALL_BYTES = 65_536
 """Results up to this size are copied once: slices of bytes cost less than slices of a view."""
 
 
@@ -152,8 +153,7 @@ def _pack_scattered(
     return answers
 
 
-@dataclass(slots=True)
-class OutputPart:
+class OutputPart(Struct):
     """One output of a batch, ready to be sliced by rows. `elements` is set for BYTES."""
 
     name: str
@@ -173,7 +173,7 @@ class OutputPart:
         if datatype is DataType.BYTES:
             return OutputPart(name, datatype, interface.batching, tail, b"", 0, array)
         raw: Buffer
-        if array.nbytes <= _SMALL_BYTES and array.dtype is datatype.numpy:
+        if array.nbytes <= SMALL_BYTES and array.dtype is datatype.numpy:
             raw = array.tobytes()
         else:
             raw = Tensor.of(name, array).data

@@ -5,8 +5,10 @@ Times are ns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct, field
 
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import MAX_RECORD_BYTES
@@ -19,8 +21,7 @@ OTHER = "fail_OTHER"
 REJECTED = "fail_REJECTED"
 
 
-@dataclass(slots=True)
-class Execution:
+class Execution(Struct):
     """One successful run of a model.
 
     `indices` are the successful requests' positions in the batch; `rows` includes those of failed ones and of empty
@@ -73,8 +74,7 @@ class Death:
     ends_process: bool = False
 
 
-@dataclass(slots=True)
-class Executed:
+class Executed(Struct):
     """The results of a batch: one response record per request, in order, and what to count.
 
     An answer is empty when the request was left out because it was settled already or, with `death`, because the

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import prod
 from typing import cast
+
+import numpy as np
+from msgspec import Struct, field
 
 from charonia.backend import (
     Array,
@@ -43,7 +46,7 @@ from charonia.wire import (
     unpack_response,
 )
 
-from .answers import OutputPart, request_outputs
+from .answers import SMALL_BYTES, OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of, parts_of
 from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, too_large
 from .encoded_strings import takes_encoded
@@ -60,7 +63,6 @@ PutColumns = Callable[[Wave, Sequence[Buffer]], Reference | None]
 """Stores the large answers to a wave out of band; returns None when they must be in its reply."""
 
 
-@dataclass(slots=True)
 class ExecutedWaves(Executed):
     """The results of a batch of waves. Indices are those of waves.
 
@@ -94,8 +96,7 @@ class ExecutedWaves(Executed):
         return count - self.failed.get(index, 0) if self.failed else count
 
 
-@dataclass(slots=True)
-class _ColumnRun:
+class _ColumnRun(Struct):
     """Waves that run as columns. Times in ns, `start_wall` of the wall clock."""
 
     run: list[tuple[int, RequestPlan]]
@@ -155,7 +156,8 @@ class WaveBatch:
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
         singly = self._planner.needs_requests or (self.has_many_strings and takes_encoded(instance))
-        for run in self._runs():
+        lone = self._lone() if len(self._waves) == 1 else None
+        for run in self._runs() if lone is None else (lone,):
             if singly or not self._has_payloads(run):
                 batch = self._requests_of(run)
                 try:
@@ -278,8 +280,17 @@ class WaveBatch:
                     return
                 timings = results.timings
                 results = results.arrays
-            parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
-            self._answer(run, waves, parts, inferred - joined if timings is None else timings.infer_ns)
+            infer_ns = inferred - joined if timings is None else timings.infer_ns
+            form = _form(plan, waves[0].count, results) if len(run) == 1 else None
+            known = self._planner.answers.get(form)
+            if known is None:
+                parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
+                self._answer(run, waves, parts, infer_ns)
+                if form is not None and all(_is_plain(part, results) for part in parts):
+                    self._planner.remember(form, (self._meta_of(parts, plan.rows), []))
+            else:  # checked before, with the first results of this form
+                columns = [results[name].tobytes() for name in outputs]
+                self.executed.answers[indices[0]] = self._reply(waves[0], known[0], columns, infer_ns)
             if self._planner.strings.learns:
                 self._planner.strings.learn(sum([wave.meta.size_bytes * wave.count for wave in waves]), results)
         except InstanceDied:
@@ -350,10 +361,13 @@ class WaveBatch:
                     for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)
                 ]
             else:
-                meta = reply_meta(name, version, tuple([part.described(plan.rows) for part in parts]))
+                meta = self._meta_of(parts, plan.rows)
                 columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
                 self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
             start = end
+
+    def _meta_of(self, parts: Sequence[OutputPart], rows: int) -> bytes:
+        return reply_meta(self._interface.name, self._version, tuple([part.described(rows) for part in parts]))
 
     def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
         """Pack the answers to a wave; large ones are stored out of band."""
@@ -595,6 +609,24 @@ class WaveBatch:
             self.executed.singly[index] = failed
             self.executed.failed[index] = wave.count
             self.executed.failures += [Failure(index, error, reason, end, ran_ns, rows)] * wave.count
+
+
+def _form(plan: RequestPlan, count: int, results: Mapping[str, Array]) -> Hashable:
+    """What the reply to a wave of `count` requests depends on but for its bytes; None for results that are not small
+    arrays.
+    """
+    found: list[object] = [plan.outputs, plan.rows, count]
+    for name in plan.outputs:
+        array = results.get(name)
+        if not isinstance(array, np.ndarray) or array.nbytes > SMALL_BYTES:
+            return None
+        found += (array.dtype, array.shape)
+    return tuple(found)
+
+
+def _is_plain(part: OutputPart, results: Mapping[str, Array]) -> bool:
+    """Whether the bytes of an output are those of the model's array."""
+    return part.elements is None and results[part.name].dtype == part.datatype.numpy
 
 
 def part_record(

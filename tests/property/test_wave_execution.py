@@ -322,3 +322,36 @@ def test_a_wave_that_fits_no_batch_any_more_fails_by_itself() -> None:
     assert [[one[-1] is None for one in of_wave] for of_wave in told] == [[False] * 7, [True], [False]]
     assert wave_increments(waves, executed)["success_count"] == 1
     assert wave_increments(waves, executed)["fail_count"] == 8
+
+
+class Given:
+    """Gives one array, whatever it gets."""
+
+    def __init__(self) -> None:
+        self.y = np.ones((2, 1), np.float32)
+
+    def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+        return {"y": self.y}
+
+    def close(self) -> None: ...
+
+
+def test_results_of_another_form_are_checked_although_an_earlier_form_is_known() -> None:
+    planner, workspace, model = Planner(SIX), Workspace(), Given()
+
+    def told() -> list[tuple[object, ...]]:
+        wave = numbers_wave(2, [1.0, 2.0])
+        (answers,) = answers_of([wave], WaveBatch(planner, 1, [wave]).run_on(model, workspace))  # type: ignore[arg-type]
+        return answers
+
+    first = told()
+    model.y = np.array([[5.0], [6.0]], np.float32)
+    (_, _, _, ((name, datatype, shape, data),), _, error), _ = told()
+    assert (name, datatype, shape, data, error) == ("y", DataType.FP32, (1, 1), np.float32(5.0).tobytes(), None)
+    for wrong in (np.ones((2, 1), np.float64), np.ones((3, 1), np.float32), np.ones((), np.float32)):
+        model.y = wrong
+        assert all(error is not None for *_, error in told())
+    model.y = np.ones((2, 1), ">f4").astype("<f4")[::-1]
+    assert told() == first
+    model.y = np.ones((2, 3), np.float32)
+    assert [outputs[0][2] for _, _, _, outputs, _, _ in told()] == [(1, 3), (1, 3)]

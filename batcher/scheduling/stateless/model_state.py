@@ -7,7 +7,8 @@ decides which requests go together, `recalls` what becomes of a lost executor's 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import RequestQueued, RequestState
@@ -130,8 +131,7 @@ class ServingExecutors:
         self.best = best
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Struct, eq=False):
     """A dispatched batch until it is finished, returned or lost; `first` is the order of its first request."""
 
     executor: str
