@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, InvalidRecord
@@ -127,8 +128,8 @@ REPORT = Report(
 )
 BLOCKED = Lineage((("a", ID), ("b", ID[::-1])), "", 1)
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
-SEQUENCES_HEADER = replace(HEADER, sequences=PLACES)
-WAVES_HEADER = replace(HEADER, via_owner=False, waves=((b"q:{m}:0:0", b"11-0"), (b"q:{m}:2:1", b"12-3")))
+SEQUENCES_HEADER = structs.replace(HEADER, sequences=PLACES)
+WAVES_HEADER = structs.replace(HEADER, via_owner=False, waves=((b"q:{m}:0:0", b"11-0"), (b"q:{m}:2:1", b"12-3")))
 PREFIX = ID[:15]
 STRINGS = [join_bytes_elements([b"a", "é"]), join_bytes_elements([b"", b"bc"]), join_bytes_elements([b"d", b"efg"])]
 WAVE_OUTPUTS = (("y", DataType.BF16, (1, 3), 6), ("z", DataType.UINT8, (1,), 1))
