@@ -112,7 +112,7 @@ class FlowControl:
         try:
             while sent < len(view) and not self._transport.is_closing():
                 try:
-                    sent += os.sendfile(client, file, offset + sent, min(_SLICE_BYTES, len(view) - sent))
+                    part_bytes = os.sendfile(client, file, offset + sent, min(_SLICE_BYTES, len(view) - sent))
                 except BlockingIOError:
                     self.pause_writing()
                     loop.add_writer(client, self.resume_writing)
@@ -120,8 +120,12 @@ class FlowControl:
                         await self.drain()
                     finally:
                         loop.remove_writer(client)
-                else:
-                    await asyncio.sleep(0)
+                        self.resume_writing()
+                    continue
+                if not part_bytes:
+                    raise OSError("the file is shorter than the body")
+                sent += part_bytes
+                await asyncio.sleep(0)
         except OSError:
             self._transport.abort()
         finally:
