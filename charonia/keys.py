@@ -1,7 +1,7 @@
 """The names of all keys in the log: the list, and a function for each.
 
-Some names are also made by scripts in `eventlog/scripts` (`job_events.lua`, `take_groups.lua`; a suffix in others), or
-known by their first letters (`eventlog/embedded/private_server.py`, `eventlog/redis/portable/exporting.py`).
+Scripts in `eventlog/scripts` make names too (`job_events.lua` and `take_groups.lua` whole ones, others by a suffix).
+Some are known by their first letters (`eventlog/embedded/private_server.py`, `eventlog/redis/portable/exporting.py`).
 
 Pure. Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.

@@ -219,7 +219,8 @@ class BatcherSettings:
     """Settings of one batcher. `window_requests` bounds the queued requests of a model that it holds in memory.
 
     `dead_letter_retention_size_bytes` bounds a model's dead letters, 0 for no bound. `journal_seal_s`: seconds between
-    seals of a model's journal, 0 for none. `joint_metrics`: its metrics are added to those of other parts.
+    seals of a model's journal, 0 for none. `joint_metrics`: its metrics are added to those of other parts. `prefetch`
+    follows from where it runs, and is no option.
     """
 
     incarnation: str

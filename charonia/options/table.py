@@ -276,7 +276,7 @@ OPTIONS: tuple[Option, ...] = (
         _G,
         "clients may register shared memory of the machine for inputs and outputs, and so have it read and written",
     ),
-    Option("express-lane", "bool", True, _G, "recognise small requests by their bytes and send them in waves"),
+    Option("express-lane", "bool", True, _G, "send small requests in waves, and recognise them by their bytes"),
     Option("stream-buffer-bytes", "int", 16 * 1024**2, _G, "responses held for the reader of one stream"),
     # jobs, journal and tenants
     Option("durability", "str", "memory", _G, "memory, fsync or replicated:<n>: what an accepted request survives"),
