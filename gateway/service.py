@@ -521,6 +521,12 @@ class GatewayService:
             receipt = await self._counted_open(self.jobs.submit(one))
         except CharoniaError as error:
             entrance.counts.failures[failure_reason(error, executed=False)] += 1
+            if entrance.recording is not None:
+                self._recorder.lost(one)
+            raise
+        except asyncio.CancelledError:
+            if entrance.recording is not None:
+                self._recorder.lost(one)
             raise
         if entrance.recording is not None and receipt.created:
             self._recorder.submitted(entrance.recording, one, bytes.fromhex(receipt.id.partition(".")[0]), started_ns)

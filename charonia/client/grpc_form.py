@@ -58,6 +58,7 @@ _NEVER_CONNECTED = "failed to connect to all addresses"
 _NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
 _UNAVAILABLE, _RESOURCE_EXHAUSTED = 14, 8
 
+_RECEIPT = "charonia_receipt"
 _ERRORS: dict[int, type[CharoniaError]] = {
     1: Cancelled,
     3: InvalidArgument,
@@ -268,6 +269,12 @@ def _stream_call(message: Any) -> GrpcCall:
 
 def error_of(status: int, details: str, trailers: Mapping[str, str]) -> CharoniaError:
     """The error of a call that ended with a status."""
+    error = _error_of(status, details, trailers)
+    error.receipt = trailers.get("charonia-receipt", "")
+    return error
+
+
+def _error_of(status: int, details: str, trailers: Mapping[str, str]) -> CharoniaError:
     retry_after_s = int(trailers["retry-after-ms"]) / 1000 if trailers.get("retry-after-ms", "").isdigit() else None
     if status == _UNAVAILABLE:
         if details.startswith(StreamInterrupted.PREFIX):
@@ -279,9 +286,7 @@ def error_of(status: int, details: str, trailers: Mapping[str, str]) -> Charonia
         exhausted = ResourceExhausted(details)
         exhausted.retry_after_s = 0 if retry_after_s is None else max(1, round(retry_after_s))
         return exhausted
-    error = _ERRORS.get(status, UnknownError)(details)
-    error.receipt = trailers.get("charonia-receipt", "")
-    return error
+    return _ERRORS.get(status, UnknownError)(details)
 
 
 def read_result(response: Any, targets: Mapping[str, SharedArray] = _NO_TARGETS) -> Result:
@@ -322,7 +327,10 @@ def _value(parameter: Any) -> ParameterValue:
 
 def _streamed(answer: Any) -> Any:
     if answer.error_message:
-        raise UnknownError(answer.error_message)
+        error = UnknownError(answer.error_message)
+        parameters = answer.infer_response.parameters
+        error.receipt = parameters[_RECEIPT].string_param if _RECEIPT in parameters else ""
+        raise error
     return answer.infer_response
 
 

@@ -56,6 +56,7 @@ _LONGEST_S = 86_400.0
 _NO_BYTES = memoryview(b"")
 _NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
 
+_RECEIPT = "charonia_receipt"
 _ERRORS: dict[int, type[CharoniaError]] = {
     400: InvalidArgument,
     401: Unauthenticated,
@@ -311,6 +312,12 @@ def read_event(event: ServerSent | HttpAnswer) -> JobEvent | None:
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> CharoniaError:
     """The error that an answer is."""
+    error = _error_of(status, headers, body)
+    error.receipt = headers.get("charonia-receipt", "")
+    return error
+
+
+def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> CharoniaError:
     message = ""
     try:
         document = json.loads(body)
@@ -330,7 +337,6 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> CharoniaEr
     error = _ERRORS.get(status, UnknownError)(message)
     if isinstance(error, ResourceExhausted) and retry_after_s is not None:
         error.retry_after_s = max(1, round(retry_after_s))
-    error.receipt = headers.get("charonia-receipt", "")
     return error
 
 
@@ -398,7 +404,9 @@ def _read_response(
     targets: Mapping[str, SharedArray] = _NO_TARGETS,
 ) -> Result:
     if isinstance(document, dict) and "error" in document:
-        raise UnknownError(str(document["error"]))
+        error = UnknownError(str(document["error"]))
+        error.receipt = str(document.get(_RECEIPT, ""))
+        raise error
     tensors = []
     for output in _member(document, "outputs", list):
         tensor, binary = _read_output(output, binary, targets)

@@ -177,6 +177,8 @@ MOST_STEPS = 100
 _MOST_FAILED_STEPS = 2
 _MOST_FAILED_BYTES = 1500
 """A failed request's receipt is a header or a trailer, of which clients take 8 KiB in all: it names its last steps."""
+_MOST_NESTED_BYTES = 40_000
+"""Of the receipt of a step that is an ensemble: of a larger one the sums alone are kept."""
 
 
 class Steps:
@@ -198,6 +200,8 @@ class Steps:
         if not isinstance(used, dict):
             return
         self._count += 1
+        if isinstance(text, str) and len(text) > _MOST_NESTED_BYTES:
+            used = {name: used[name] for name in used if name != "steps"}
         self._last.append({"model": model, "version": version} | used)
         for name in _SUMMED:
             amount = used.get(name)

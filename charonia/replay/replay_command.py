@@ -170,7 +170,12 @@ async def answers_of_job(log: Jobs, model: str, job_id: bytes) -> Sequence[Respo
             return f"its job is {job.state.value}: {last.error.message}"
         found: list[ResponseRecord] = []
         while last.place is not None and (page := await log.job_responses(model, job_id, len(found) - 1, _PAGE)):
-            found += [unpack_response(packed) for _, _, packed in page]
+            for _, index, packed in page:
+                if index != len(found):
+                    return "a response of its job is not kept any more"
+                found.append(unpack_response(packed))
+        if last.place is not None and last.place[1] > len(found):
+            return "a response of its job is not kept any more"
     except InvalidRecord as error:
         return f"the answer of its job cannot be read: {error}"
     # the end of a stream may only say that there are no more

@@ -106,8 +106,10 @@ class FlowControl:
             return 0
         file, offset = part
         loop = asyncio.get_running_loop()
-        # a descriptor of its own: loops refuse to watch those of their transports
-        client = os.dup(self._transport.get_extra_info("socket").fileno())
+        try:  # a descriptor of its own: loops refuse to watch those of their transports
+            client = os.dup(self._transport.get_extra_info("socket").fileno())
+        except OSError:  # there are no more descriptors
+            return 0
         sent = 0
         try:
             while sent < len(view) and not self._transport.is_closing():

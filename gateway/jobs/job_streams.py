@@ -38,8 +38,8 @@ _PATIENCE_S = 1.0
 class JobDeliveries:
     """Writes the notes of one gateway that it first gave the outcome of a job to a caller (ADR 0070).
 
-    A note is written after the answer, which does not wait for it; if the log fails, the note is missing. A note says
-    that the gateway wrote the answer to a connection. Whether the client received it is not known.
+    A note is written by a task, for which the answer does not wait; if the log fails, the note is missing. A note says
+    that the outcome was handed to the front of a caller. Whether it reached the client is not known.
     """
 
     def __init__(self, log: Notes, gateway: str) -> None:

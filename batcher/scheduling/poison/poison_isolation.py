@@ -31,7 +31,8 @@ earlier losses are forgotten, and it is queued again as it was. A poison request
 or spends one response for each run, so it ends (ADR 0044).
 
 A batch that finishes clears its members, for they are settled. The number of its attempts condemns no request: only
-a death alone and `MAX_LOSSES_APART` losses apart do. The owner counts the losses; another one starts from zero, but for its note.
+a death alone and `MAX_LOSSES_APART` losses apart do. The owner counts the losses; another one starts from zero, but
+for its note.
 
 Sequences have a rule of their own, with another limit (`batcher.scheduling.sequences.sequence_batches`).
 """

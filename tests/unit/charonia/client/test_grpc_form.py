@@ -176,15 +176,17 @@ def test_each_status_of_the_front_is_its_class_again(code: ErrorCode) -> None:
     ],
 )
 def test_what_unavailable_means(status: int, details: str, trailers: dict[str, str], kind: type[CharoniaError]) -> None:
-    error = error_of(status, details, trailers)
+    error = error_of(status, details, trailers | {"charonia-receipt": "{}"})
     assert type(error) is kind
+    assert error.receipt == "{}"
     assert not isinstance(error, Refused) or error.retry_after_s == 1.5
 
 
 @pytest.mark.parametrize(("trailers", "retry_after_s"), [({"retry-after-ms": "7000"}, 7), ({}, 0), ({"x": "y"}, 0)])
 def test_only_a_refusal_that_ends_says_when(trailers: dict[str, str], retry_after_s: int) -> None:
     """RESOURCE_EXHAUSTED is also what gRPC says of a message that is too large, for ever."""
-    error = error_of(Status.RESOURCE_EXHAUSTED, "full", trailers)
+    error = error_of(Status.RESOURCE_EXHAUSTED, "full", trailers | {"charonia-receipt": "{}"})
+    assert error.receipt == "{}"
     assert isinstance(error, ResourceExhausted)
     assert error.retry_after_s == retry_after_s
 

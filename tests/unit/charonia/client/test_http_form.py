@@ -236,8 +236,9 @@ def test_each_status_of_the_front_is_its_class_again(code: ErrorCode) -> None:
 def test_errors_of_servers_and_proxies(
     status: int, headers: dict[str, str], body: bytes, kind: type[CharoniaError], message: str
 ) -> None:
-    error = error_of(status, headers, body)
+    error = error_of(status, headers | {"charonia-receipt": "{}"}, body)
     assert isinstance(error, kind)
+    assert error.receipt == "{}"
     assert error.message == message
 
 

@@ -115,6 +115,17 @@ def test_a_receipt_of_steps_is_their_sum_and_names_them() -> None:
     assert "steps_left_out" not in told
 
 
+def test_of_a_step_that_is_a_large_ensemble_the_sums_are_kept() -> None:
+    step = receipt([1, 0, 1, 1_000_000, 1_000_000, 0, 0, 0, 0, 0], 1, 1, "", "e-1" * 200, "b-1", 1)
+    inner = Steps()
+    for number in range(MOST_STEPS):
+        inner.add(f"m{number}", 1, step)
+    steps = Steps()
+    steps.add("nested", 1, inner.receipt(1, "", 1, failed=False))
+    told = json.loads(steps.receipt(1, "", 1, failed=False))
+    assert (told["instance_s"], told["steps"][0]["instance_s"], "steps" in told["steps"][0]) == (0.1, 0.1, False)
+
+
 def test_a_receipt_names_no_more_steps_than_fit() -> None:
     step = receipt([1, 0, 1, 1_000_000, 1_000_000, 0, 0, 0, 0, 0], 1, 1, "", "e-1", "b-1", 1)
     steps = Steps()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,11 +12,13 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import Unavailable
+from charonia.facts.jobs import JobState
 from charonia.replay import replay_command
 from charonia.replay.difference_report import NOT_RUN
-from charonia.replay.replay_command import recordings
+from charonia.replay.replay_command import answers_of_job, recordings
 from charonia.replay.replay_options import Target
 from charonia.tensors import Tensor
+from charonia.wire import ResponseRecord, pack_response
 from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
 
 
@@ -86,3 +90,28 @@ async def test_a_candidate_has_to_be_ready() -> None:
 
     with pytest.raises(Unavailable, match="version 3 of model 'm' is not ready at http://here"):
         await replay_command._candidate(Unready(), Target("m", 3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "last", "complete"),
+    [((0, 1), 2, True), ((1, 2), 3, False), ((), 2, False), ((0, 2), 3, False), ((), 0, True)],
+)
+async def test_answers_of_a_job_are_all_of_them_or_none(kept: tuple[int, ...], last: int, complete: bool) -> None:
+    def response(index: int, *, final: bool) -> bytes:
+        return pack_response(bytes(16), "m", 1, [Tensor.of("y", np.zeros(1))], {}, final=final, place=(1, index))
+
+    class Jobs:
+        async def job(self, model: str, job_id: bytes) -> Any:
+            return SimpleNamespace(state=JobState.SUCCEEDED)
+
+        async def job_result(self, model: str, job_id: bytes) -> bytes:
+            return response(last, final=True)
+
+        async def job_responses(self, model: str, job_id: bytes, after_index: int, count: int) -> Any:
+            return [(1, index, response(index, final=False)) for index in kept if index > after_index][:count]
+
+    found = await answers_of_job(cast(Any, Jobs()), "m", bytes(16))
+    if complete:
+        assert [one.place for one in found if isinstance(one, ResponseRecord)] == [(1, at) for at in (*kept, last)]
+    else:
+        assert found == "a response of its job is not kept any more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,18 @@ from job_bench import HASH, MODEL, JobBench, numbers, options, until
 from job_bench import request as request_of
 
 from charonia import keys
-from charonia.errors import InternalError, InvalidArgument, KeyReused, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import (
+    InternalError,
+    InvalidArgument,
+    KeyReused,
+    LogUnavailable,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from charonia.facts.events import ProcessLeft
 from charonia.facts.jobs import JobState, parse_public_id, public_id
+from charonia.models.recording_rules import RecordingRules
 from gateway.requests.delivery import Caller, JobFilter, Webhook
 
 ACME = Caller("acme", scoped=True)
@@ -329,3 +339,26 @@ async def test_the_retention_of_a_model_is_told_to_the_log() -> None:
     await bench.gateway("all", journal="all", journal_retention_s=11)
     await until(lambda: work.keep_journal_s == 11)  # without any job
     await bench.close()
+
+
+@pytest.mark.parametrize("error", [LogUnavailable("away"), asyncio.CancelledError()])
+async def test_a_step_that_may_run_without_its_recording_is_a_gap(
+    bench: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await bench.gateway()
+    lost: list[Any] = []
+    admit = gateway._entrances.admit
+
+    def recorded(*arguments: Any) -> Any:
+        entrance, one = admit(*arguments)
+        return replace(entrance, recording=RecordingRules(1.0)), one
+
+    async def fails(one: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(gateway._entrances, "admit", recorded)
+    monkeypatch.setattr(gateway.jobs, "submit", fails)
+    monkeypatch.setattr(gateway._recorder, "lost", lost.append)
+    with pytest.raises(type(error)):
+        await gateway.submit_job(request_of(), options())
+    assert len(lost) == 1
