@@ -61,6 +61,7 @@ class Running:
     asked: list[Asked]
     begun: bool = False
     freed: bool = False
+    waves: tuple[()] = ()
 
     @property
     def records(self) -> list[RequestQueued]:
