@@ -318,9 +318,11 @@ class Handler(Protocol):
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]: ...
 
-    @property
     def loads_by_call(self) -> bool:
-        """Whether an executor loads and unloads models when it is asked to (R9)."""
+        """Whether an executor loads and unloads models when it is asked to (R9).
+
+        Raises `Unavailable` as a load does where no executor is connected.
+        """
 
     async def load_model(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
         """Load a model; returns when it is ready. `files` maps "<version>/<path>" to content (H41, R20-R25)."""

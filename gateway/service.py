@@ -568,8 +568,8 @@ class GatewayService:
             if not ready or row.state == "READY"
         ]
 
-    @property
     def loads_by_call(self) -> bool:
+        self._model_control.check_connected()
         return self._model_control.is_allowed
 
     async def load_model(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:

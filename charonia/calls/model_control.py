@@ -117,12 +117,15 @@ class ModelControl:
         """Whether an executor is in explicit mode."""
         return EXPLICIT in self._control.catalog.control_modes()
 
+    def check_connected(self) -> None:
+        """Raises `Unavailable` when no executor is connected, so that the mode is not known."""
+        if not self._control.catalog.control_modes():
+            raise Unavailable("no executor is connected to load or unload models")
+
     def check_mode(self) -> None:
         """Raises R9's `Unavailable` when no executor is in explicit mode."""
-        modes = self._control.catalog.control_modes()
-        if not modes:
-            raise Unavailable("no executor is connected to load or unload models")
-        if EXPLICIT not in modes:
+        self.check_connected()
+        if not self.is_allowed:
             raise Unavailable(NOT_EXPLICIT)
 
     async def _ask(self, fact: ModelRequested) -> None:

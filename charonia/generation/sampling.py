@@ -10,7 +10,7 @@ top_p.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ _NUCLEUS = 256
 _BINS_PER_UNIT = 32
 _BINS = 2048
 """Bins of logits, divided by the temperature, below the largest one: 64 units hold all that can be drawn."""
+_SORTED_FOR = 32
+"""Tokens whose ranks are wanted for which a row is sorted once: it takes as long as to compare it so many times."""
 _NO_TOKEN = -np.inf
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON has no word for; OpenAI's least."""
@@ -121,9 +123,18 @@ def named_candidates(row: Row, token: int, others: Sequence[int]) -> tuple[Candi
     Raises `InvalidArgument` for an id that is none.
     """
     _within(others, row, "logprob_token_ids")
-    normaliser = _normaliser(row)
-    found = (_candidate(row, one, normaliser) for one in dict.fromkeys((token, *others)))
-    return tuple(replace(one, logprob=max(one.logprob, LEAST_LOGPROB)) for one in found)
+    ids = list(dict.fromkeys((token, *others)))
+    values = row[ids]
+    logprobs = np.maximum(values - _normaliser(row), LEAST_LOGPROB).tolist()
+    return tuple(map(Candidate, ids, logprobs, _ranks(row, values)))
+
+
+def _ranks(row: Row, values: Row) -> list[int]:
+    """For each value one more than there are larger ones in the row. Equal values share a rank."""
+    if len(values) < _SORTED_FOR:
+        return [1 + int(np.count_nonzero(row > value)) for value in values]
+    ranks: list[int] = (1 + len(row) - np.searchsorted(np.sort(row), values, side="right")).tolist()
+    return ranks
 
 
 def _normaliser(row: Row) -> np.float64:
@@ -132,7 +143,7 @@ def _normaliser(row: Row) -> np.float64:
 
 
 def _candidate(row: Row, token: int, normaliser: np.float64) -> Candidate:
-    return Candidate(token, float(row[token] - normaliser), 1 + int(np.count_nonzero(row > row[token])))
+    return Candidate(token, float(row[token] - normaliser), *_ranks(row, row[token : token + 1]))
 
 
 def candidates(row: Row, token: int, count: int) -> tuple[Candidate, ...]:

@@ -76,7 +76,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     """Models that a call here loads or unloads."""
 
     def check_mode() -> None:
-        if not handler.loads_by_call:
+        if not handler.loads_by_call():
             raise ApiError("Model load/unload requires --model-control-mode=explicit")
 
     async def load(call: ApiCall) -> None:

@@ -56,12 +56,16 @@ class TextTools:
         """Tokens of prompt and answer together."""
         return self.assets.context
 
-    def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
-        """The tokens of a text, at most `limit` of them (0: the context's). Raises a 400 `ApiError`, at once for a text
-        that is far too long.
+    def encode(self, text: str, *, special: bool, is_cut: bool = False) -> list[int]:
+        """The tokens of a text, at most those of the context; more where the text `is_cut` afterwards.
+
+        Raises a 400 `ApiError`, at once for a text that is far too long. A text that is cut may have as many characters
+        as one that is not, so it takes no more time and memory.
         """
+        if is_cut and len(text) > (most := self.tokenizer.most_characters(self.context)):
+            raise too_long_to_cut(most, len(text), "characters")
         try:
-            return self.tokenizer.encode(text, special=special, limit=limit or self.context)
+            return self.tokenizer.encode(text, special=special, limit=None if is_cut else self.context)
         except InvalidArgument as error:
             if not text.isascii() and not _is_unicode(text):
                 raise ApiError(error.message) from None
@@ -90,6 +94,14 @@ def too_long(context: int, tokens: int | str, asked: int = 0) -> ApiError:
     else:
         message += f"your prompt has {tokens} tokens, and the answer needs at least one. "
     return ApiError(message + "Please reduce the length of the prompt or of the answer.", code=CONTEXT_LENGTH)
+
+
+def too_long_to_cut(most: int, found: int, what: str) -> ApiError:
+    """The refusal of a prompt that `truncate_prompt_tokens` does not cut; `what` is what is counted."""
+    return ApiError(
+        f"A prompt that 'truncate_prompt_tokens' cuts may have at most {most} {what}, but this one has {found}.",
+        code=CONTEXT_LENGTH,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +252,11 @@ class TextModels:
             raise Unavailable("the model's tokenizer is not in the log yet")
         return await self.handler.offload.in_thread(len(blob), _read_assets, blob)
 
-    async def encode(self, tools: TextTools, text: str, *, special: bool, limit: int = 0) -> list[int]:
+    async def encode(self, tools: TextTools, text: str, *, special: bool, is_cut: bool = False) -> list[int]:
         """The tokens of a text; a long one is tokenized in a thread. Raises as `TextTools.encode`."""
         if len(text) <= _ENCODED_IN_LOOP:
-            return tools.encode(text, special=special, limit=limit)
-        return await self.handler.offload.in_thread(len(text), _encode, tools, text, special, limit)
+            return tools.encode(text, special=special, is_cut=is_cut)
+        return await self.handler.offload.in_thread(len(text), _encode, tools, text, special, is_cut)
 
     async def encode_all(self, tools: TextTools, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """The tokens of each text; many are tokenized in a thread. Raises as `TextTools.encode`."""
@@ -264,8 +276,8 @@ class TextModels:
             raise ApiError(error.message, param="messages") from None
 
 
-def _encode(tools: TextTools, text: str, special: bool, limit: int) -> list[int]:
-    return tools.encode(text, special=special, limit=limit)
+def _encode(tools: TextTools, text: str, special: bool, is_cut: bool) -> list[int]:
+    return tools.encode(text, special=special, is_cut=is_cut)
 
 
 def _encode_all(tools: TextTools, texts: Sequence[str], special: bool) -> list[list[int]]:

@@ -42,13 +42,13 @@ from .shapes.sampling_fields import seed_of
 from .shapes.text_answers import TextDelta, read_delta
 from .shapes.token_options import TokenOptions
 from .text_metrics import TextCounts
-from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, size_of, too_long
+from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, size_of, too_long, too_long_to_cut
 
 _WAITING_DELTAS = 64
 """Deltas of all choices together that wait for a slow client; then their readers wait as well."""
 
 _CUT_CONTEXTS = 16
-"""A prompt that is cut may have so many times the tokens that the context has room for."""
+"""A prompt of token ids that is cut may have so many times those that the context has room for."""
 
 _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_token_ids")
 
@@ -176,11 +176,12 @@ class TextServing:
         return model
 
     async def _tokens(self, tools: TextTools, prompt: Prompt, cut: _Cut | None, *, special: bool) -> list[int]:
-        longest = tools.context * (1 if cut is None else _CUT_CONTEXTS)
         if isinstance(prompt, str):
-            found = await self.models.encode(tools, prompt, special=special, limit=longest)
-        elif len(prompt) > longest:
-            raise too_long(longest, len(prompt))
+            found = await self.models.encode(tools, prompt, special=special, is_cut=cut is not None)
+        elif cut is None and len(prompt) > tools.context:
+            raise too_long(tools.context, len(prompt))
+        elif len(prompt) > (most := tools.context * _CUT_CONTEXTS):
+            raise too_long_to_cut(most, len(prompt), "tokens")
         elif (largest := max(prompt, default=0)) >= (known := tools.tokenizer.vocabulary):
             raise ApiError(
                 f"'prompt' has token id {largest}, out of vocabulary: the model has {known} tokens", param="prompt"

@@ -15,7 +15,7 @@ from echo_jobs import EchoJobs
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated, Unavailable
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.offload.pool import Offload
@@ -91,7 +91,7 @@ class EchoHandler(EchoJobs):
         self.trace_changes: list[tuple[str, dict[str, object]]] = []
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []
-        self.loads_by_call = True
+        self.control_mode = "explicit"
         self.options: list[DeliveryOptions | None] = []
         self.tenants: dict[str, str] = {}
         self.bounds: dict[str, int] = {}
@@ -278,6 +278,11 @@ class EchoHandler(EchoJobs):
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
         entries = [ModelIndexEntry("simple", "1", "READY")]
         return entries if ready else [*entries, ModelIndexEntry("never")]
+
+    def loads_by_call(self) -> bool:
+        if not self.control_mode:
+            raise Unavailable("no executor is connected to load or unload models")
+        return self.control_mode == "explicit"
 
     async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
         if self.failure is not None:

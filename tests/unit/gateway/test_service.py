@@ -31,6 +31,7 @@ async def service(*facts: object) -> tuple[GatewayService, ControlPlane]:
 @pytest.mark.parametrize("mode", ["none", "poll"])
 async def test_models_are_not_controlled_outside_explicit_mode(mode: str) -> None:
     gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), mode, ready=True))
+    assert not gateway.loads_by_call()
     with pytest.raises(Unavailable) as caught:
         await gateway.load_model("m", None, {})
     assert caught.value.message == "explicit model load / unload is not allowed if polling is enabled"
@@ -45,6 +46,20 @@ async def test_models_are_not_controlled_outside_explicit_mode(mode: str) -> Non
     rule = gateway.route("m")
     assert rule is not None
     assert rule.headers == (("x-canary", ""),), "values are for those who may change them"
+    await control.close()
+
+
+async def test_the_mode_is_not_known_without_an_executor() -> None:
+    gateway, control = await service()
+    with pytest.raises(Unavailable) as caught:
+        await gateway.load_model("m", None, {})
+    with pytest.raises(Unavailable, match=f"^{caught.value.message}$"):
+        gateway.loads_by_call()
+    await control.log.append(CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("executor", "e"))])
+    await control.log.append(CONTROL, [FIELD_FACT, pack_fact(RepositoryScanned("e", (), "explicit", ready=True))])
+    while not control.catalog.control_modes():
+        await control.changed()
+    assert gateway.loads_by_call()
     await control.close()
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from typing import Any
 
 import pytest
 import small_tokenizers
+from tokenizers import Tokenizer as Library
 
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.text_assets import TextAssets
@@ -22,6 +25,45 @@ def test_a_text_comes_back(make: object, text: str) -> None:
     ids = tokenizer.encode(text, special=False)
     assert tokenizer.decode(ids) == text.encode()
     assert b"".join(map(tokenizer.token_bytes, ids)).lstrip(b" ") == text.encode().lstrip(b" ")
+
+
+@pytest.mark.parametrize("make", [small_tokenizers.byte_level, small_tokenizers.sentencepiece_like])
+@pytest.mark.parametrize("special", [False, True])
+def test_ids_are_those_of_the_library(make: Any, special: bool) -> None:
+    """Which has several ways to encode; the post-processor adds a first token."""
+    tokenizer: Tokenizer = make()
+    description = json.loads(tokenizer.assets.tokenizer_json)
+    first = {"SpecialToken": {"id": "first", "type_id": 0}}
+    description["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"first": {"id": "first", "ids": [1], "tokens": ["first"]}},
+    }
+    blob = json.dumps(description).encode()
+    library, ours = Library.from_buffer(blob), Tokenizer.from_bytes(blob, TextAssets(blob, context=512))
+    for text in (*ALL, "<|im_start|>user\n<s> a</s><|im_end|>", "".join(ALL) * 50):
+        ids = ours.encode(text, special=special)
+        assert ids == library.encode(text, add_special_tokens=special).ids
+        assert (ids[:1] == [1]) >= special
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = small_tokenizers.byte_level()
+    text = "".join(small_tokenizers.TEXTS) * 2000
+    done = threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode(text, special=False)
+        done.set()
+
+    encoding = threading.Thread(target=encode)
+    encoding.start()
+    wakes = 0
+    while not done.wait(0.001):
+        wakes += 1
+    encoding.join()
+    assert wakes > 20, "hundreds, and a few where the library keeps the GIL"
 
 
 def test_byte_tokens_are_single_bytes() -> None:

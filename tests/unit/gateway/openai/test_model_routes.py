@@ -60,12 +60,13 @@ async def test_a_failed_load_may_be_tried_again(client: httpx2.AsyncClient, hand
 
 
 async def test_models_that_are_not_loaded_by_calls(client: httpx2.AsyncClient, handler: Any) -> None:
-    handler.loads_by_call = False
-    for path in ("/v1/models/plain/load", "/v1/models/plain/unload"):
-        reply = await client.post(path)
-        assert (reply.status_code, reply.json()["detail"]) == (
-            400,
-            "Model load/unload requires --model-control-mode=explicit",
-        )
+    for mode, status, text in (
+        ("none", 400, "Model load/unload requires --model-control-mode=explicit"),
+        ("", 503, "no executor is connected to load or unload models"),
+    ):
+        handler.control_mode = mode
+        for path in ("/v1/models/plain/load", "/v1/models/plain/unload"):
+            reply = await client.post(path)
+            assert (reply.status_code, reply.json()["detail"]) == (status, text)
     assert not handler.loads
     assert not handler.unloads

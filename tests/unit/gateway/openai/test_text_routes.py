@@ -601,6 +601,30 @@ async def test_prompts_are_cut(client: httpx2.AsyncClient, handler: Any) -> None
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
 
 
+async def test_prompts_that_are_cut_have_a_bound(client: httpx2.AsyncClient, handler: Any) -> None:
+    """Of a text as one that is not cut: it is not encoded beyond that."""
+    most = 2048 * len("<|im_start|>")
+    for path, given in (
+        (COMPLETIONS, lambda text: {"model": "says", "prompt": text, "max_tokens": 16}),
+        (CHAT, lambda text: chat(text, max_tokens=16)),
+    ):
+        body = given("é" * (most - 100)) | {"truncate_prompt_tokens": -1}
+        assert (await client.post(path, json=body)).json()["usage"]["prompt_tokens"] == 2032, "of 49,000"
+        handler.requests.clear()
+        error = (await client.post(path, json=given("é" * (most + 1)) | {"truncate_prompt_tokens": 5})).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert f"cuts may have at most {most} characters, but this one has" in error["message"]
+        assert not handler.requests
+    body = {"model": "says", "prompt": [97] * (16 * 2048), "truncate_prompt_tokens": 5}
+    assert (await client.post(COMPLETIONS, json=body)).json()["usage"]["prompt_tokens"] == 5
+    body["prompt"].append(97)
+    error = (await client.post(COMPLETIONS, json=body)).json()["error"]
+    assert (error["code"], error["message"]) == (
+        "context_length_exceeded",
+        "A prompt that 'truncate_prompt_tokens' cuts may have at most 32768 tokens, but this one has 32769.",
+    )
+
+
 async def test_a_bound_that_is_broken_has_a_word(client: httpx2.AsyncClient) -> None:
     for value, code in ((-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")):
         reply = await client.post(CHAT, json=chat("x", seed=value))
