@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -228,28 +226,6 @@ def test_ranks_of_named_tokens_count_the_larger_logits(count: int) -> None:
     assert [(each.logprob, each.rank) for each in found] == [
         (max(each.logprob, LEAST_LOGPROB), each.rank) for each in alone
     ]
-
-
-def test_a_row_is_not_compared_for_each_of_many_named_tokens() -> None:
-    """In the time of 128 comparisons of a row it is sorted several times."""
-    row = np.random.default_rng(1).normal(size=49_152).astype(np.float32)
-    others = range(0, 38_400, 300)
-
-    def compare() -> None:
-        for token in others:
-            np.count_nonzero(row > row[token])
-
-    assert _least_s(lambda: named_candidates(row, 5, others)) < _least_s(compare)
-
-
-def _least_s(work: Callable[[], object]) -> float:
-    """The least CPU time of five runs of this thread."""
-    times = []
-    for _ in range(5):
-        begin = time.thread_time()
-        work()
-        times.append(time.thread_time() - begin)
-    return min(times)
 
 
 def test_a_named_token_that_a_grammar_forbids() -> None:
