@@ -1,4 +1,4 @@
-"""Pauses of what a model runs on: found in executions that took far longer than others, and taken again in a simulation.
+"""Pauses of what a model runs on: found in executions that took far longer than others, and simulated.
 
 Pure. Several instances see one pause of the machine at once, so stalls that overlap in time are one pause. In a pause
 `everywhere` nothing goes on: each batch that runs over it takes it, once. If other batches began or ended meanwhile, it

@@ -162,8 +162,8 @@ class Draws:
 
 
 def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
-    """The fit to a recording of a model that had `slots` instances in all; its arrivals are those whose end is known, as only
-    they are simulated. Raises `InvalidArgument` without batches or such arrivals."""
+    """The fit to a recording of a model that had `slots` instances in all. Its arrivals are those with an end, as
+    only they are simulated. Raises `InvalidArgument` without batches or such arrivals."""
     batches = batches_of(recorded.requests)
     arrivals = [one.arrived_ns for one in recorded.requests if one.outcome is not Outcome.LOST]
     if not batches or not arrivals:
