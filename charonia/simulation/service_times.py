@@ -7,7 +7,7 @@ differs by from the typical time of its size grows with that time as far as the 
 deviations are drawn in runs, as they followed one another, so that what slows several batches in a row does so in the
 simulation as well, and each as often as it was recorded. The few executions that took far longer (`_stalls`) are not
 drawn: they are pauses of what the model runs on, during which arrivals may have paused as well, so they stay where they
-were among the arrivals (`pauses`).
+were among the arrivals (`machine_pauses`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TypeVar
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 
-from .pauses import Pause, PausedTime, Stall, pauses_of, placed
+from .machine_pauses import Pause, PausedTime, Stall, pauses_of, placed
 from .recorded_requests import Outcome, RecordedBatch, RecordedRequest, Recording, batches_of
 
 _RUN = 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from charonia.simulation.pauses import Pause
+from charonia.simulation.machine_pauses import Pause
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, batches_of
 from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, SimulatedRun

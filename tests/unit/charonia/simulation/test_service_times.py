@@ -12,7 +12,7 @@ import pytest
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
-from charonia.simulation.pauses import Pause, Stall, pauses_of
+from charonia.simulation.machine_pauses import Pause, Stall, pauses_of
 from charonia.simulation.recorded_requests import Outcome, RecordedBatch, RecordedRequest, recording
 from charonia.simulation.service_times import Draws, Fit, ServiceFit, SizeFit, WayFit, fitted, service_fit
 

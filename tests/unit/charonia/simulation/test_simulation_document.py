@@ -7,7 +7,7 @@ import random
 import pytest
 
 from charonia.models.interface import ModelInterface
-from charonia.simulation.pauses import placed
+from charonia.simulation.machine_pauses import placed
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, Recording, recording
 from charonia.simulation.service_times import fitted
 from charonia.simulation.simulated_run import Setting, simulated

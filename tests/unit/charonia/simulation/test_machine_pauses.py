@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.simulation.pauses import Pause, PausedTime, Stall, pauses_of, placed
+from charonia.simulation.machine_pauses import Pause, PausedTime, Stall, pauses_of, placed
 from charonia.simulation.recorded_requests import RecordedBatch
 
 
