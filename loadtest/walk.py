@@ -7,7 +7,8 @@ was called at least once for every second request, beyond what an idle server ca
 it. `--list` prints every function.
 
 The model of the stream takes 20 ms for each response, so that each is sent by itself, and the first before the request
-has ended. Responses that are sent together pass up to two files less, and how many are depends on the machine's speed.
+has ended. A request whose responses are sent together with its end passes one file less (`charonia/facts/events.py`),
+as no `ResponsesBegun` is written; how many are depends on the machine's speed.
 What is done for several requests at once (waves are settled every 10 ms at most) counts where it comes for every second
 one: on a slow machine for each, and then an inference passes up to three files more.
 """

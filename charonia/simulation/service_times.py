@@ -7,13 +7,12 @@ differs by from the typical time of its size grows with that time as far as the 
 deviations are drawn in runs, as they followed one another, so that what slows several batches in a row does so in the
 simulation as well, and each as often as it was recorded. The few executions that took far longer (`_stalls`) are not
 drawn: they are pauses of what the model runs on, during which arrivals may have paused as well, so they stay where they
-were among the arrivals.
+were among the arrivals (`machine_pauses`).
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,7 +23,8 @@ from typing import TypeVar
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 
-from .recorded_requests import RecordedBatch, RecordedRequest, Recording, batches_of
+from .machine_pauses import Pause, PausedTime, Stall, pauses_of, placed
+from .recorded_requests import Outcome, RecordedBatch, RecordedRequest, Recording, batches_of
 
 _RUN = 16
 """Mean length of the runs that are drawn."""
@@ -51,16 +51,6 @@ class SizeFit:
     median_ns: float
     p99_ns: float
     typical_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """An execution took `extra_ns` longer than its size typically does; it would have been half done at `at_ns`. Or it
-    was due at `at_ns`, and began so much later than executions usually do.
-    """
-
-    at_ns: int
-    extra_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +102,25 @@ class WayFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All of a model. `first_ns` and `last_ns` are the first and the last recorded arrival."""
+    """All of a model. `first_ns` and `last_ns` are the first and the last arrival that is simulated: of those whose end
+    the recording has. `pauses` are those that the stalls of executions and of the way show, in order of time.
+    """
 
     service: ServiceFit
     way: WayFit
     first_ns: int = 0
     last_ns: int = 0
+    pauses: tuple[Pause, ...] = ()
 
 
 class Draws:
     """Draws times from a fit, in nanoseconds."""
 
     def __init__(self, fit: Fit, chance: random.Random, arrivals: Sequence[RecordedRequest] = ()) -> None:
-        """`arrivals` are the recorded ones, perhaps in another time than the recorded one, to place stalls."""
-        self._stalls = deque(_placed(fit, arrivals))
+        """`arrivals` are the recorded ones, perhaps in another time than the recorded one, to place pauses."""
+        times = [one.arrived_ns for one in arrivals]
+        ends = (min(times), max(times)) if times else (0, 0)
+        self._paused = PausedTime(placed(fit.pauses, (fit.first_ns, fit.last_ns), ends) if times else ())
         self._service = fit.service
         self._chance = chance
         self._typical: dict[int, tuple[float, float]] = {}
@@ -136,16 +131,13 @@ class Draws:
         self._tails = self._runs(fit.way.tail_ns)
 
     def service_ns(self, rows: int, now_ns: int = 0) -> int:
-        """How long a batch of so many rows takes that begins now, at least 1."""
+        """How long a batch of so many rows takes that begins now, at least 1; `now_ns` never falls."""
         if rows not in self._typical:
             typical_ns = self._service.typical_ns(rows)
             self._typical[rows] = typical_ns, typical_ns**self._service.growth
         typical_ns, factor = self._typical[rows]
         drawn = max(1, round(typical_ns + factor * next(self._deviations)))
-        extra_ns = 0
-        while self._stalls and self._stalls[0].at_ns < now_ns + drawn:
-            extra_ns += self._stalls.popleft().extra_ns
-        return drawn + extra_ns
+        return self._paused.taken_ns(now_ns, drawn)
 
     def lead_ns(self) -> int:
         return next(self._leads)
@@ -170,19 +162,20 @@ class Draws:
 
 
 def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
-    """The fit to a recording of a model that had `slots` instances in all. Raises `InvalidArgument` without batches."""
+    """The fit to a recording of a model that had `slots` instances in all. Its arrivals are those with an end, as
+    only they are simulated. Raises `InvalidArgument` without batches or such arrivals."""
     batches = batches_of(recorded.requests)
-    if not batches:
+    arrivals = [one.arrived_ns for one in recorded.requests if one.outcome is not Outcome.LOST]
+    if not batches or not arrivals:
         raise InvalidArgument(f"the recording of '{recorded.model}' has no batch whose times are known")
     tails = tuple(one.ended_ns - one.computed_ns for one in recorded.requests if one.ran and one.computed_ns)
     # each end of an interval lies anywhere in its unit, and is taken to lie anywhere in it
     clock_ns2 = recorded.resolution_ns**2 / 3
     service = service_fit(batches, clock_ns2)
     leads, turns, stalls = _way(batches, interface, slots, clock_ns2)
-    service = replace(service, stalls=tuple(sorted((*service.stalls, *stalls), key=lambda stall: stall.at_ns)))
+    pauses = pauses_of((*service.stalls, *stalls), batches)
     tails = tuple(map(round, _sharpened(tails, clock_ns2)))
-    arrivals = [one.arrived_ns for one in recorded.requests]
-    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals))
+    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals), pauses)
 
 
 def service_fit(batches: Sequence[RecordedBatch], clock_ns2: float = 0.0) -> ServiceFit:
@@ -225,24 +218,6 @@ def _stalled(batches: Sequence[RecordedBatch], typical: Mapping[int, float]) -> 
     far_ns = _FAR * _spread_ns(over)
     found = [one for one, ns in zip(batches, over, strict=True) if ns > typical[one.rows] and ns > far_ns]
     return found if len(found) <= _FEW * len(batches) else []
-
-
-def _placed(fit: Fit, arrivals: Sequence[RecordedRequest]) -> list[Stall]:
-    """The stalls where they were among the arrivals. Arrivals in less time than recorded meet fewer of them, as pauses
-    come by time: evenly chosen ones.
-    """
-    if not arrivals or not fit.service.stalls:
-        return []
-    first_ns, last_ns = min(one.arrived_ns for one in arrivals), max(one.arrived_ns for one in arrivals)
-    pace = (last_ns - first_ns) / (fit.last_ns - fit.first_ns) if fit.last_ns > fit.first_ns else 1.0
-    share, due = min(1.0, pace), 0.5
-    placed = []
-    for stall in fit.service.stalls:
-        due += share
-        if due >= 1:
-            due -= 1
-            placed.append(Stall(first_ns + round((stall.at_ns - fit.first_ns) * pace), stall.extra_ns))
-    return placed
 
 
 def _pooled(

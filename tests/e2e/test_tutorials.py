@@ -122,3 +122,44 @@ def test_an_id_is_used_by_the_commands_after_it() -> None:
         ids.replaced("curl localhost:8000/v2/jobs/" + "0" * 32 + ".m")
         == "curl localhost:8000/v2/jobs/" + "f" * 32 + ".m"
     )
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    """Of pages that ask no server."""
+    return Reader(tmp_path / "reader", http="none", grpc="none", metrics="none", log_url="none")
+
+
+LEAVES_ONE_BEHIND = """<!-- executed -->
+```console
+$ bash -c "trap '{trap}' TERM; echo \\$\\$ > pid; mv pid ready; while :; do sleep 0.02; done" > /dev/null 2>&1 &
+$ until [ -f ready ]; do sleep 0.02; done
+```
+"""
+
+
+def test_a_page_ends_when_what_it_left_behind_has_ended(reader: Reader, tmp_path: Path) -> None:
+    assert not reader.follow(LEAVES_ONE_BEHIND.format(trap="sleep 0.5; touch ended; exit"))
+    assert (tmp_path / "reader" / "ended").exists()
+
+
+def test_what_ignores_sigterm_is_killed(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("page_commands._ENDS_WITHIN_S", 0.2)
+    assert not reader.follow(LEAVES_ONE_BEHIND.format(trap=""))
+    place = Path("/proc", (tmp_path / "reader" / "ready").read_text().strip(), "stat")
+    assert not place.exists() or place.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_the_console_has_a_port_once_a_page_names_it(reader: Reader) -> None:
+    page = """<!-- executed -->
+```console
+$ echo "${CHARONIA_CONSOLE_PORT-none}"
+none
+```
+<!-- executed -->
+```console
+$ [ localhost:8004 = "127.0.0.1:$CHARONIA_CONSOLE_PORT" ] && echo the same
+the same
+```
+"""
+    assert not reader.follow(page)

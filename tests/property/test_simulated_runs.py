@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
+from charonia.simulation.machine_pauses import Pause
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, batches_of
-from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, Stall, WayFit
+from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, SimulatedRun
 from charonia.simulation.what_if import at_rate
 
@@ -50,16 +51,19 @@ ways = st.builds(
     tail_ns=st.lists(st.integers(0, MS), min_size=1, max_size=3).map(tuple),
 )
 deviations = st.lists(st.floats(-0.9, 4.0), min_size=1, max_size=4).map(tuple)
-stalls = st.lists(st.builds(Stall, st.integers(0, 100 * MS), st.integers(0, 50 * MS)), max_size=3).map(tuple)
+extras = st.lists(st.integers(0, 50 * MS), min_size=1, max_size=3).map(lambda ns: tuple(sorted(ns, reverse=True)))
+pauses = st.lists(st.builds(Pause, st.integers(0, 100 * MS), extras, st.booleans()), max_size=3).map(
+    lambda found: tuple(sorted(found, key=lambda one: one.at_ns))
+)
 
 
-def fit_of(base: int, row: int, deviations: tuple[float, ...], stalls: tuple[Stall, ...], way: WayFit) -> Fit:
+def fit_of(base: int, row: int, deviations: tuple[float, ...], pauses: tuple[Pause, ...], way: WayFit) -> Fit:
     typical = float(base + row)
     size = SizeFit(1, 50, typical, typical, typical)
-    return Fit(ServiceFit((size,), float(base), float(row), 1.0, 1.0, deviations, stalls), way, 0, 100 * MS)
+    return Fit(ServiceFit((size,), float(base), float(row), 1.0, 1.0, deviations), way, 0, 100 * MS, pauses)
 
 
-fits = st.builds(fit_of, st.integers(1000, 10 * MS), st.integers(0, MS), deviations, stalls, ways)
+fits = st.builds(fit_of, st.integers(1000, 10 * MS), st.integers(0, MS), deviations, pauses, ways)
 executions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1))
 
 

@@ -5,7 +5,7 @@ A block of a page is executed when the line before its fence is `<!-- executed -
 six spaces, and the lines below are its output; commands of a page share a folder and exported variables. A `python`
 block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual
 ports, which are replaced by those of the server at hand. A command may leave a process behind (`&`) that writes
-elsewhere; it is ended with the page.
+elsewhere; it has ended when the page has.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
@@ -20,10 +20,13 @@ import io
 import math
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,10 @@ _GOES_ON = " " * 6
 """Begins a further line of a command."""
 _COMMAND_WITHIN_S = 300
 """Of a command that hangs; `charonia tune` starts five servers, one after the other."""
+_CONSOLE = "localhost:8004"
+_ENDS_WITHIN_S = 10.0
+"""So long a process that a page left behind has after SIGTERM."""
+_KILLED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -122,10 +129,6 @@ class Reader:
         self._folder = folder
         self._places = {"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics}
         self._clients = {"grpc": grpc, "http": http}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            console_port = str(free.getsockname()[1])
-        self._places["localhost:8004"] = f"127.0.0.1:{console_port}"
         programs = Path(sys.executable).parent
         folder.mkdir(parents=True)
         (folder / ".venv").symlink_to(programs.parent)  # whole, as the interpreter looks for its settings there
@@ -135,7 +138,6 @@ class Reader:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "CHARONIA_URL": f"http://{http}",
             "CHARONIA_LOG_URL": log_url,
-            "CHARONIA_CONSOLE_PORT": console_port,
         }
 
     def follow(self, text: str) -> list[str]:
@@ -146,15 +148,55 @@ class Reader:
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """Ends the processes that commands left behind: those whose working directory is the reader's folder."""
+        """Ends the processes that commands left behind, and waits until they have ended."""
+        self._signal(signal.SIGTERM, _ENDS_WITHIN_S)
+        assert not self._signal(signal.SIGKILL, _KILLED_WITHIN_S), "killed processes are still there"
+
+    def _signal(self, number: signal.Signals, within_s: float) -> int:
+        """Sends a signal to the processes left behind; how many of them have not ended after so many seconds."""
+        with contextlib.ExitStack() as stack:
+            waiting = select.poll()
+            left = set()
+            for process in self._left_behind():
+                stack.callback(os.close, process)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, number)
+                waiting.register(process, select.POLLIN)
+                left.add(process)
+            until = time.monotonic() + within_s
+            while left and (rest_s := until - time.monotonic()) > 0:
+                for process, _ in waiting.poll(rest_s * 1000):
+                    waiting.unregister(process)
+                    left.remove(process)
+            return len(left)
+
+    def _left_behind(self) -> Iterator[int]:
+        """A pidfd of each process whose working directory is the reader's folder; the caller closes it."""
+        folder = self._folder.resolve()
         for place in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):  # of another user, or gone
-                if place.readlink() == self._folder.resolve():
-                    os.kill(int(place.parent.name), signal.SIGTERM)
+                if place.readlink() != folder:
+                    continue
+                process = os.pidfd_open(int(place.parent.name))
+                with contextlib.ExitStack() as closing:
+                    closing.callback(os.close, process)
+                    if place.readlink() == folder:  # no other process has its number now
+                        closing.pop_all()
+                        yield process
+
+    def _choose_console_port(self) -> None:
+        """Just before the commands that start a console: another process may take a free port at any time."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self._places[_CONSOLE] = f"127.0.0.1:{port}"
+        self._environment["CHARONIA_CONSOLE_PORT"] = port
 
     def _follow(self, text: str) -> list[str]:
         ids, names, wrong = Ids(), dict[str, Any](), []
         for block in executed_blocks(text):
+            if _CONSOLE in block.text and _CONSOLE not in self._places:
+                self._choose_console_port()
             if block.kind == "python":
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -78,7 +79,6 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
     """Runs the tests of Triton's OpenAI frontend; `source` is the folder `python/openai` of its server. As `vllm`."""
     if not (source / "tests" / "conftest.py").is_file():
         raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
-    del serve
     with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
         folder = Path(place)
         models = write_models(folder / "models", repository)
@@ -91,6 +91,7 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
             "TEST_TOKENIZER": "none",
             "TEST_MODEL_REPOSITORY": str(models),
             "SUITE_FRONTEND": str(source.resolve() / "openai_frontend"),
+            "SUITE_SERVE": shlex.join(serve),
         }
         yield from judged("triton", tested(folder, "triton_tests", files, own, only, "tests"))
 

@@ -6,6 +6,7 @@ What the tests import of Triton's in-process server skips those that use it.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,10 @@ _OWN_PORT = ("--allow-openai=true", "--openai-port=0", "--openai-address=127.0.0
 
 
 class Served:
-    """`charonia serve` of a repository, with the OpenAI API at a port of its own."""
+    """`charonia serve` of a repository, with the OpenAI API at a port of its own, and the options of `SUITE_SERVE`."""
 
     def __init__(self, repository: str, options: Sequence[str] = ()) -> None:
-        self._server = Charonia(Path(repository), [*_OWN_PORT, *options])
+        self._server = Charonia(Path(repository), [*_OWN_PORT, *options, *shlex.split(os.environ["SUITE_SERVE"])])
         self._server.__enter__()
         self.url_root = f"http://{self._server.endpoints.openai}"
 

@@ -12,8 +12,9 @@ import pytest
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
+from charonia.simulation.machine_pauses import Pause, Stall, pauses_of
 from charonia.simulation.recorded_requests import Outcome, RecordedBatch, RecordedRequest, recording
-from charonia.simulation.service_times import Draws, Fit, ServiceFit, SizeFit, Stall, WayFit, fitted, service_fit
+from charonia.simulation.service_times import Draws, Fit, ServiceFit, SizeFit, WayFit, fitted, service_fit
 
 MS = 1_000_000
 
@@ -73,7 +74,7 @@ def test_a_long_pause_is_no_deviation_and_keeps_its_place() -> None:
     service = service_fit(batches)
     assert service.stalls == (Stall(1000 * MS + round(5.5 * MS), 489 * MS),)
     assert len(service.deviations) == 99
-    fit = Fit(service, WayFit(), 0, 2000 * MS)
+    fit = Fit(service, WayFit(), 0, 2000 * MS, pauses_of(service.stalls, batches))
     for pace in (1, 2):
         arrivals = [RecordedRequest(number * 20 * MS * pace) for number in range(101)]
         drawn = Draws(fit, random.Random(1), arrivals)
@@ -84,8 +85,9 @@ def test_a_long_pause_is_no_deviation_and_keeps_its_place() -> None:
 
 
 def test_pauses_come_by_time() -> None:
-    stalls = tuple(Stall(at * MS, MS) for at in range(0, 100, 10))
-    fit = Fit(ServiceFit((SizeFit(1, 1, MS, MS, MS),), 0.0, 0.0, 1.0, 1.0, (0.0,), stalls), WayFit(), 0, 100 * MS)
+    pauses = tuple(Pause(at * MS, (MS,)) for at in range(0, 100, 10))
+    service = ServiceFit((SizeFit(1, 1, MS, MS, MS),), 0.0, 0.0, 1.0, 1.0, (0.0,))
+    fit = Fit(service, WayFit(), 0, 100 * MS, pauses)
 
     def met(last_ms: float) -> int:
         drawn = Draws(fit, random.Random(1), [RecordedRequest(0), RecordedRequest(round(last_ms * MS))])

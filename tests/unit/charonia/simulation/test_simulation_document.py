@@ -1,4 +1,4 @@
-"""A short recording in which the machine stood still once: arrivals stopped too, and came all at once afterwards."""
+"""Recordings in which the machine stood still: arrivals stopped too, and came all at once afterwards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import random
 import pytest
 
 from charonia.models.interface import ModelInterface
+from charonia.simulation.machine_pauses import placed
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, Recording, recording
-from charonia.simulation.simulated_run import Setting
+from charonia.simulation.service_times import fitted
+from charonia.simulation.simulated_run import Setting, simulated
 from charonia.simulation.simulation_document import model_document
 from charonia.simulation.what_if import what_if
 
@@ -47,3 +49,59 @@ def test_the_simulation_of_what_was_recorded_has_its_high_percentile(seed: int, 
     document = model_document(paused(seed, before=before), setting, [what_if("rate=x0.5")], 0)
     assert abs(document["error_percent"]["p99_us"]) < 15
     assert not document["notes"]
+
+
+INSTANCES = 4
+PAUSES_AT_MS = (1000.0, 2500.0)
+
+
+def paused_together(seed: int, *, alone: bool = False) -> list[RecordedRequest]:
+    """2,000 requests at four instances, 8 to 9 ms each; twice all stand still at once, or with `alone` the first."""
+    chance = random.Random(seed)
+    free = [0.0] * INSTANCES
+    at = 0.0
+    requests = []
+    for number in range(2000):
+        at += chance.expovariate(1 / 2.6)
+        came = at
+        for pause_at in () if alone else PAUSES_AT_MS:
+            came = pause_at + PAUSE_MS if pause_at <= came < pause_at + PAUSE_MS else came
+        instance = min(range(INSTANCES), key=lambda one: free[one])
+        start = max(came, free[instance]) + 0.2
+        end = start + 8 + chance.random()
+        for pause_at in PAUSES_AT_MS if instance == 0 or not alone else ():
+            if start < pause_at + PAUSE_MS and end > pause_at:
+                start, end = (start if start < pause_at else start + PAUSE_MS), end + PAUSE_MS
+        free[instance] = end
+        requests.append(
+            RecordedRequest(
+                round((1000 + came) * MS), batch=f"b-{number}", executor="e", started_ns=round((1000 + start) * MS),
+                computed_ns=round((1000 + end) * MS), ended_ns=round((1000 + end + 0.2) * MS), outcome=Outcome.ANSWERED,
+            )
+        )  # fmt: skip
+    return requests
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pause_of_several_instances_is_one(seed: int, alone: bool) -> None:
+    recorded = recording("m", paused_together(seed, alone=alone), "test", 1000)
+    setting = Setting(ModelInterface("m", "", "", 0, {}, {}), 1, INSTANCES)
+    document = model_document(recorded, setting, [], 0)
+    assert abs(document["error_percent"]["p99_us"]) < 15
+    assert not document["notes"]
+    run = simulated(recorded.requests, setting, fitted(recorded, setting.interface, INSTANCES), 0)
+    took = [sorted(one.computed_ns - one.started_ns for one in requests) for requests in (recorded.requests, run)]
+    assert took[1][-1] == pytest.approx(took[0][-1], rel=0.15)
+    met = [sum(ns > PAUSE_MS * MS / 2 for ns in ascending) for ascending in took]
+    assert met[0] - 1 <= met[1] <= met[0] + 1
+
+
+def test_requests_without_an_end_do_not_move_pauses() -> None:
+    requests = paused_together(0)
+    lost = [RecordedRequest(requests[-1].arrived_ns + number * MS) for number in range(1, 5000)]
+    fit = fitted(recording("m", [*requests, *lost], "test", 1000), ModelInterface("m", "", "", 0, {}, {}), INSTANCES)
+    assert len(fit.pauses) == len(PAUSES_AT_MS)
+    arrivals = [one.arrived_ns for one in requests]
+    at_their_times = placed(fit.pauses, (fit.first_ns, fit.last_ns), (min(arrivals), max(arrivals)))
+    assert tuple(at_their_times) == fit.pauses

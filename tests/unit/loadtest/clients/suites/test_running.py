@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,23 @@ import pytest
 from loadtest.clients.outcome import Outcome
 from loadtest.clients.suites import running
 
+ROOT = Path(__file__).resolve().parents[5]
+SERVED = """
+import json, sys
+from loadtest.bench import servers
+
+class Started:
+    def __init__(self, repository, options):
+        self.options = list(options)
+        self.endpoints = servers.Endpoints()
+
+    def __enter__(self):
+        print(json.dumps(self.options))
+
+servers.Charonia = Started
+from loadtest.clients.suites.triton_tests import Served
+Served("models", ["--load-model=a"])
+"""
 REPORT = """<testsuites><testsuite>
 <testcase file="tests/test_a.py" name="test_one" time="1.5"/>
 <testcase file="tests/test_a.py" name="test_two[x]"><failure message="assert  1 == 2"/></testcase>
@@ -50,6 +71,21 @@ def test_exceptions_are_those_that_fail(tmp_path: Path, monkeypatch: Any) -> Non
         ("excepted", "why"),
         ("failed", "passes, but is an exception: no more"),
     ]
+
+
+def test_further_options_come_to_the_servers_of_tritons_tests(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").touch()
+    given: dict[str, str] = {}
+    monkeypatch.setattr(running, "write_models", lambda folder, _repository: folder)
+    monkeypatch.setattr(running, "converted", lambda *_: None)
+    monkeypatch.setattr(running, "tested", lambda _folder, _plugin, _files, own, *_: [given.update(own)][:0])
+    options = ["--log-verbose=1", "--http-header-forward-pattern=a b"]
+    assert list(running.triton(tmp_path, tmp_path, options)) == []
+    printed = subprocess.run(
+        [sys.executable, "-c", SERVED], cwd=ROOT, env={**os.environ, **given}, stdout=subprocess.PIPE, check=True
+    ).stdout
+    assert json.loads(printed)[-3:] == ["--load-model=a", *options]
 
 
 @pytest.mark.parametrize("suite", ["vllm", "triton"])
