@@ -181,6 +181,8 @@ class TokenEngine:
                 self._forget(given)
                 continue
             request = given.request
+            if self._states.get(request.key) is not given:
+                continue  # cancelled by another thread, between the two lines by which it was admitted
             if given.finish:  # the earlier attempt had emitted the last token, but did not say so
                 del self._states[request.key]
                 events.append(TokenEvent(request.key, len(request.emitted), (), finish=given.finish))

@@ -262,6 +262,19 @@ def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
     assert engine.step() != []
 
 
+def test_a_request_that_is_cancelled_while_it_is_admitted_does_not_run() -> None:
+    """Another thread admits it: the engine hears of the end first, and of the request then."""
+    engine = make_engine(decoder())
+    engine.admit(make_request("b", "hi", max_tokens=2))
+    engine.admit(make_request("a", "hello"))
+    admitted = engine._inbox.pop()
+    engine.cancel([b"a"])
+    engine._inbox.append(admitted)
+    while engine.load().running or engine.load().waiting:
+        assert {event.key for event in engine.step()} <= {b"b"}
+    assert not engine._states
+
+
 def test_a_row_that_cannot_be_sampled_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     engine.admit(make_request("a", "hello"))
