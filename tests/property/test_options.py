@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.options.table import ANY, RANGES
 from charonia.options.values import Option, options_of, parse, render
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -16,7 +17,8 @@ def values_of(option: Option) -> st.SearchStrategy[object]:
     if option.kind in ("bool", "flag"):
         return st.booleans()
     if option.kind == "int":
-        return st.integers(1, 64)  # within every range
+        least, most = RANGES.get(option.name, ANY)
+        return st.integers(int(max(least, 1)), int(min(most, max(least, 64))))
     if option.kind == "float":
         return st.floats(1, 60)
     return TEXTS
