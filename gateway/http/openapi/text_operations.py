@@ -6,6 +6,7 @@ clients rely on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .operations import EVENTS, JSON, Content, Operation, Reply
@@ -87,15 +88,17 @@ def _whole(about: str, name: str, example: Any, *, streams: bool = False) -> dic
     return {200: Reply(about, (Content(JSON, ref(name), example), *events))}
 
 
+_ANSWER_CHAT = Operation(
+    *("post", "/v1/chat/completions", "chatCompletion", _TAG, "Answer a chat"),
+    _whole("The answer, or its chunks as events with `stream`", "ChatCompletion", _CHAT, streams=True),
+    _TEXTS,
+    bodies=_body("ChatCompletionRequest", _CHAT_REQUEST),
+    body_required=True,
+    error_schema=ERROR,
+)
+
 TEXT_OPERATIONS = (
-    Operation(
-        *("post", "/v1/chat/completions", "chatCompletion", _TAG, "Answer a chat"),
-        _whole("The answer, or its chunks as events with `stream`", "ChatCompletion", _CHAT, streams=True),
-        _TEXTS,
-        bodies=_body("ChatCompletionRequest", _CHAT_REQUEST),
-        body_required=True,
-        error_schema=ERROR,
-    ),
+    _ANSWER_CHAT,
     Operation(
         *("post", "/v1/completions", "completion", _TAG, "Go on with a text"),
         _whole("The answer, or its chunks as events with `stream`", "TextCompletion", _COMPLETION, streams=True),
@@ -104,13 +107,8 @@ TEXT_OPERATIONS = (
         body_required=True,
         error_schema=ERROR,
     ),
-    Operation(
-        *("post", "/invocations", "invocation", _TAG, "A chat or a completion, by its fields"),
-        _whole("The answer, or its chunks as events with `stream`", "ChatCompletion", _CHAT, streams=True),
-        _TEXTS,
-        bodies=_body("ChatCompletionRequest", _CHAT_REQUEST),
-        body_required=True,
-        error_schema=ERROR,
+    replace(
+        _ANSWER_CHAT, path="/invocations", id="invocation", summary="Answer a chat, or go on with a text, by the fields"
     ),
     Operation(
         *("post", "/v1/messages", "message", _TAG, "Answer a message in Anthropic's form"),
