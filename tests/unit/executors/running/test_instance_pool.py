@@ -151,13 +151,19 @@ async def test_waiting_batches_wait_for_an_instance_that_is_made_at_the_third_tr
         await under.pool.close()
 
 
-async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> None:
+async def occupied() -> tuple[Pool, asyncio.Future[Any], threading.Event]:
+    """A pool whose instance runs a batch until the event is set."""
     gate, instance = threading.Event(), Doubling()
     instance.gate = gate
     under = Pool(instance)
     running = asyncio.ensure_future(under.submit(1))
     while not instance.threads:
         await asyncio.sleep(0)
+    return under, running, gate
+
+
+async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> None:
+    under, running, gate = await occupied()
     under.run(2)
     under.run(3)
     assert len(under.pool.take_queued()) == 2
@@ -169,12 +175,7 @@ async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> Non
 
 
 async def test_queued_batches_are_failed_when_no_instance_is_left_waves_request_by_request() -> None:
-    gate, instance = threading.Event(), Doubling()
-    instance.gate = gate
-    under = Pool(instance)
-    running = asyncio.ensure_future(under.submit(1))
-    while not instance.threads:
-        await asyncio.sleep(0)
+    under, running, gate = await occupied()
     single = under.run(2)
     tensor = Tensor.of("x", np.full((1, 1), 3, np.float32))
     head = wave_head(bytes(15), 2, b"gw", meta_of_one(tensor, "y"), rows=1, signature=7, level=0, accepted_ns=1)
