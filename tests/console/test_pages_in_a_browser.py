@@ -1,7 +1,7 @@
 """The console in a headless Chromium: each page in both themes and at two widths, live updates, keyboard, policy.
 
-What is waited for in a page is a function: Playwright evaluates a mere expression anew at each look, and the pages'
-policy forbids that from the second look on.
+Tests wait for functions in a page, not for expressions. Playwright compiles an expression each time it looks, and the
+policy of the pages forbids that after the first time.
 
 Run by `make test-console`, which leaves a picture of each page in build/console.
 """
