@@ -349,17 +349,17 @@ class Awaited:
         if held_bytes and not door.waves.hold(held_bytes):
             return None  # the full way raises the error
         call = AwaitedCall(self, data, client_id, deadline_ns)
-        door.waiting.append(call)
-        door.gathering.came(door)
-        if deadline_ns:
-            door.waves.expiry.watch(deadline_ns)
         try:
+            door.waiting.append(call)
+            door.gathering.came(door)
+            if deadline_ns:
+                door.waves.expiry.watch(deadline_ns)
             return await call.future
-        except asyncio.CancelledError:
-            call.abandon()
-            raise
         except CharoniaError as error:
             raise shed(error) from None
+        except BaseException:
+            call.abandon()
+            raise
         finally:
             if held_bytes:
                 door.waves.release(held_bytes)

@@ -328,7 +328,11 @@ class Waves:
         record = unpack_wave(b"".join(pieces))
         sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
         fields = record_fields([request.record for request in record.requests()])
-        await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
+        try:
+            await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
+        except BaseException:  # the next deadline tries again: what was burst nevertheless is not burst twice
+            wave.pieces, wave.burst = pieces, None
+            raise
 
     def forget(self, wave: PendingWave) -> None:
         """End what is counted and held for a wave, once."""

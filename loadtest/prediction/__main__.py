@@ -1,13 +1,14 @@
 """`python -m loadtest.prediction`: has `charonia simulate` predict from a recording, and measures what then comes true.
 
-    python -m loadtest.prediction [--model device|computing|FOLDER] [--what-if 'rate=x3 executors=+2']...
+    python -m loadtest.prediction [--model device|quick-device|computing|FOLDER] [--what-if 'rate=x3 executors=+2']...
 
 A server serves one model and is asked in a Poisson pattern; its requests are recorded as a trace file and in the
 journal. From both, `charonia simulate` predicts each question. Then a server that is changed as the question says is
 asked in the same pattern, and the errors of the predictions are printed: of rate, p50, p99 and rows of a batch. Each
 prediction is compared with what its own source says of that run: the journal has no way to and from the gateway.
-`--rounds` measures all questions so many times in turns, and compares with the median of each figure. Run it on a
-quiet machine, or with real-time priority (`chrt -r 1 python -m loadtest.prediction`), which its children have too.
+`--rounds` records, predicts and measures so many times in turns, and compares the medians of each figure: a machine
+differs from minute to minute, when it records as well. Run it on a quiet machine, or with real-time priority (`chrt -r
+1 python -m loadtest.prediction`), which its children have too.
 
 Exit status: 0; 1 when an error of a prediction is above `--limit`; 2 when a run could not be made.
 """
@@ -70,9 +71,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", action="append", default=[], metavar="NAME:D,D", help="of free dimensions")
     parser.add_argument("--what-if", action="append", default=[], metavar="'NAME=VALUE ...'", help="instead of "
         + "; ".join(QUESTIONS))  # fmt: skip
-    parser.add_argument("--requests", type=int, default=3000, metavar="N", help="of each run (default 3000)")
-    parser.add_argument("--rate", type=float, default=150.0, metavar="N", help="of the recording, a second (150)")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="measured runs of each question (1)")
+    parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of each run (default 2000)")
+    parser.add_argument("--rate", type=float, default=45.0, metavar="N", help="of the recording, a second (45)")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="recordings, and runs of each question (1)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the pattern of arrivals (1)")
     parser.add_argument("--limit", type=float, default=0.0, metavar="PERCENT", help="fail above this error (0: never)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -85,53 +86,62 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
     texts = [one.text for one in asked]
     intervals = arrivals_us(options.requests, options.rate, options.seed)
     load = [_load()]
-    with tempfile.TemporaryDirectory(prefix="charonia-prediction-") as name:
-        folder = Path(name)
-        recorded = RealRun(folder / "recorded", options.model, AS_RECORDED)
-        with recorded:
-            recorded.load(intervals, options.shape)
-            from_journal = recorded.journal_predictions(texts)
-        judged: dict[str, list[Mapping[str, Any]]] = {words: [] for words in texts}
-        journalled: dict[str, list[Mapping[str, float]]] = {words: [] for words in texts}
-        for number in range(options.rounds):
+    said: dict[str, list[Mapping[str, Any]]] = {source: [] for source in SOURCES}
+    """What `charonia simulate` says of each round's recording: one document with all questions' predictions."""
+    measured: dict[str, dict[str, list[Mapping[str, float]]]] = {
+        words: {source: [] for source in SOURCES} for words in texts
+    }
+    model = ""
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory(prefix="charonia-prediction-") as name:
+            folder = Path(name)
+            recorded = RealRun(folder / "recorded", options.model, AS_RECORDED)
+            model = recorded.model
+            with recorded:
+                recorded.load(intervals, options.shape)
+                said["journal"].append(recorded.journal_predictions(texts))
+            predicted: dict[str, Any] = {}
             for one in asked if number % 2 == 0 else asked[::-1]:
-                place = folder / f"{number} {one.text}"
+                place = folder / one.text
                 with RealRun(place, options.model, one) as run:
                     run.load(intervals, options.shape)
-                    journalled[one.text].append(run.journal_predictions(())["recorded"])
+                    measured[one.text]["journal"].append(run.journal_predictions(())["recorded"])
                 # the product's own comparison: it reads the measured file
-                judged[one.text].append(trace_predictions(recorded, one.text, run.trace))
+                answer = trace_predictions(recorded, one.text, run.trace)
+                predicted[one.text] = answer["what_ifs"][-1]
+                measured[one.text]["traces"].append(predicted[one.text]["measured"])
                 load.append(_load())
-    from_traces = judged[texts[0]][0]
+            said["traces"].append({**answer, "what_ifs": [predicted[words] for words in texts]})
+    recorded_figures = {source: _medians([one["recorded"] for one in said[source]]) for source in SOURCES}
+    baseline = {source: _medians([one["baseline"] for one in said[source]]) for source in SOURCES}
     found = []
     for at, words in enumerate(texts):
-        answers = [document["what_ifs"][-1] for document in judged[words]]
-        runs = {"traces": [one["measured"] for one in answers], "journal": journalled[words]}
-        real = {source: _medians(runs[source]) for source in SOURCES}
-        predicted = {
-            "traces": answers[0]["figures"],
-            "journal": from_journal["what_ifs"][at]["figures"],
-        }
+        guessed = {source: [one["what_ifs"][at]["figures"] for one in said[source]] for source in SOURCES}
+        real, predicted = measured[words], {source: _medians(guessed[source]) for source in SOURCES}
         found.append(
             {
                 "what_if": words,
-                "measured": real,
-                "runs": {source: [_compared(one) for one in runs[source]] for source in SOURCES},
-                "predicted": {source: _compared(predicted[source]) for source in SOURCES},
-                "error_percent": {source: _errors(predicted[source], real[source]) for source in SOURCES},
+                "measured": {source: _medians(real[source]) for source in SOURCES},
+                "predicted": predicted,
+                "error_percent": {source: _errors(predicted[source], _medians(real[source])) for source in SOURCES},
+                "rounds": {
+                    source: [
+                        {"measured": _compared(came), "predicted": _compared(guess)}
+                        for came, guess in zip(real[source], guessed[source], strict=True)
+                    ]
+                    for source in SOURCES
+                },
             }
         )
     return {
-        "model": recorded.model,
+        "model": model,
         "requests": options.requests,
+        "rounds": options.rounds,
         "load": load,
         "cores": os.cpu_count(),
-        "recorded": {"traces": _compared(from_traces["recorded"]), "journal": _compared(from_journal["recorded"])},
-        "baseline": {"traces": _compared(from_traces["baseline"]), "journal": _compared(from_journal["baseline"])},
-        "baseline_error_percent": {
-            "traces": from_traces["error_percent"],
-            "journal": from_journal["error_percent"],
-        },
+        "recorded": recorded_figures,
+        "baseline": baseline,
+        "baseline_error_percent": {source: _errors(baseline[source], recorded_figures[source]) for source in SOURCES},
         "what_ifs": found,
     }
 
@@ -148,8 +158,8 @@ def text(found: Mapping[str, Any]) -> str:
             rows.append([f"{one['what_if']}: measured, {source}", *_cells(one["measured"][source])])
             cells = _cells(one["predicted"][source], one["error_percent"][source])
             rows.append([f"  predicted from the {source}", *cells])
-    about = f"{found['model']}: {found['requests']} requests a run, {found['cores']} cores, load average "
-    return f"{about}{', '.join(f'{one:.1f}' for one in found['load'])}\n{table(rows)}"
+    about = f"{found['model']}: {found['rounds']} rounds, {found['requests']} requests a run, {found['cores']} cores"
+    return f"{about}, load average {', '.join(f'{one:.1f}' for one in found['load'])}\n{table(rows)}"
 
 
 def _cells(figures: Mapping[str, float], errors: Mapping[str, float | None] | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a question of `charonia simulate` means for a real server, and two models to ask about. Pure but for the files.
+"""What a question of `charonia simulate` means for a real server, and models to ask about. Pure but for the files.
 
 A question is words NAME=VALUE, as `charonia simulate --what-if` takes them; those of `NAMES` can be made real here.
 """
@@ -21,12 +21,14 @@ NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "rate")
 _UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000}
 
 MODELS = {
-    "device": "time.sleep(seconds)",
-    "computing": "busy(seconds)",
+    "device": ("time.sleep(seconds)", 0.02, 0.0025),
+    "quick-device": ("time.sleep(seconds)", 0.006, 0.0008),
+    "computing": ("busy(seconds)", 0.006, 0.0008),
 }
-"""Python models that take 6 ms and 0.8 ms a row: `device` waits, as for a device, and `computing` uses that much time
-of a core, so that its instances share the machine's cores."""
-_MODEL = '''"""{name}: 6 ms and 0.8 ms a row."""
+"""Python models: `device` waits for 20 ms and 2.5 ms a row, as for a device, so long that requests, client and server
+use little of two cores also at three times the rate; `quick-device` waits for 6 ms and 0.8 ms a row; `computing` uses
+as much time of a core, so that its instances share the machine's cores."""
+_MODEL = '''"""{name}: {fixed} s and {row} s a row."""
 
 import time
 
@@ -42,7 +44,7 @@ def busy(seconds):
 class TritonPythonModel:
     def execute(self, requests):
         values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
-        seconds = 0.006 + 0.0008 * sum(len(value) for value in values)
+        seconds = {fixed} + {row} * sum(len(value) for value in values)
         {work}
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value)]) for value in values]
 '''
@@ -106,7 +108,8 @@ def write_model(repository: Path, model: str, asked: Question) -> str:
     if model in MODELS:
         name, place = model, repository / model
         (place / "1").mkdir(parents=True)
-        (place / "1" / "model.py").write_text(_MODEL.format(name=name, work=MODELS[model]))
+        work, fixed, row = MODELS[model]
+        (place / "1" / "model.py").write_text(_MODEL.format(name=name, work=work, fixed=fixed, row=row))
         text = _CONFIG
     else:
         name = Path(model).resolve().name

@@ -72,6 +72,19 @@ async def test_waves_come_in_the_order_they_were_sent(subject: Subject, reader: 
     assert told == [entry.id for entry in collector.entries[QUEUE]]
 
 
+async def test_who_fails_over_its_acceptance_withholds_no_other(subject: Subject) -> None:
+    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    def fails(_result: object) -> None:
+        raise ValueError("one of several")
+
+    assert subject.log.waves.send(QUEUE, [b"1"], fails)
+    assert subject.log.waves.send(QUEUE, [b"2"], told.set_result)
+    async with asyncio.timeout(PATIENCE_S):
+        entry_id = await told
+    assert [entry.id for entry in await subject.peer.range(QUEUE)][1:] == [entry_id]
+
+
 async def test_a_wave_ends_once(subject: Subject) -> None:
     first, second = await send(subject.log, b"1"), await send(subject.log, b"2")
     assert await subject.peer.waves.waiting(QUEUE, [first, b"1-1", second]) == [True, False, True]

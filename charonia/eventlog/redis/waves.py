@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +23,8 @@ from .durability import Durability
 from .server.hot_connection import Connection
 from .server.transport import UNCOPIED_BYTES, Argument, Refused, lost, pack, pack_pieces
 from .stored_records import amounts_of, value_of
+
+_log = logging.getLogger(__name__)
 
 _LEASE = b"lease:"
 _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))
@@ -61,7 +64,10 @@ class RedisWaves:
         def answered(replies: list[Any] | None) -> None:
             results = _results(replies, len(dones))
             for done, result in zip(dones, results, strict=True):
-                done(result)
+                try:
+                    done(result)
+                except Exception:  # the other waves of this write hear of theirs nevertheless
+                    _log.exception("the acceptance of a wave could not be handled")
 
         if not self._connection.batch_now(pieces, len(dones) + 2 * (len(dones) > 1), answered):
             answered(None)

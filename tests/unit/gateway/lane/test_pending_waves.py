@@ -406,6 +406,19 @@ def test_where_the_log_cannot_say_the_outcome_is_unknown(bench: LaneBench) -> No
     assert bench.is_quiet()
 
 
+def test_a_later_deadline_of_the_wave_asks_the_log_again(bench: LaneBench) -> None:
+    front = bench.front()
+    (first,), (second,) = (with_deadline(bench, front, value, seconds=seconds) for value, seconds in ((1, 0.5), (2, 2)))
+    front.read(first, second)
+    bench.settle()
+    bench.gate.is_away = True
+    wait(bench, 0.6)
+    bench.gate.is_away = False
+    wait(bench, 1.5)
+    assert [(call, type(what)) for call, what in front.told] == [(first, LogUnavailable), (second, DeadlineExceeded)]
+    assert bench.is_quiet()
+
+
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_a_deadline_before_the_log_has_the_wave_waits_for_it_but_not_for_ever(
     bench: LaneBench, is_accepted: bool
