@@ -31,6 +31,11 @@
     return [end - 10, end];
   };
 
+  // uPlot asks for no span of no points: two without values stand for them
+  const shown = (wanted) => columns[0].length
+    ? [columns[0], ...wanted.map((column) => columns[column])]
+    : [span(), ...wanted.map(() => [null, null])];
+
   const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 
   function draw() {
@@ -58,10 +63,10 @@
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         legend: { live: true },
         scales: { x: { range: span }, y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, size: 32, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
+        axes: [{ ...axis, size: 32, space: 68, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
         series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
       };
-      const plot = new uPlot(options, [columns[0], ...wanted.map((column) => columns[column])], figure);
+      const plot = new uPlot(options, shown(wanted), figure);
       plots.push({ plot, figure, wanted });
     }
   }
@@ -74,7 +79,7 @@
       column.push(point[at]);
       if (column.length > KEPT) column.shift();
     });
-    for (const { plot, wanted } of plots) plot.setData([columns[0], ...wanted.map((column) => columns[column])]);
+    for (const { plot, wanted } of plots) plot.setData(shown(wanted));
   }
 
   // -- live updates
