@@ -38,7 +38,8 @@ dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{text-align:right;padding:4px 8px;font-size:14px;border-bottom:1px solid var(--line)}
 th{color:var(--dim);font-weight:600}
-th:first-child,td:first-child{text-align:left}.bad{color:var(--bad)}svg{display:block;width:100%;height:auto}
+th:first-child,td:first-child{text-align:left}.bad{color:var(--bad)}
+svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--dim);font:12px system-ui,sans-serif}.grid-line{stroke:var(--line);stroke-width:1}
 @media (max-width:600px){svg text{font-size:16px}}
 .key{display:flex;flex-wrap:wrap;gap:2px 14px;margin:6px 0 0;padding:0;list-style:none;color:var(--dim);font-size:13px}
