@@ -25,8 +25,8 @@ PAGES = (
     *("docs/howto/bench.md", "docs/howto/journal.md", "docs/howto/release.md", "docs/howto/simulate.md"),
     *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md"),
 )
-"""What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster. The
-commands of the latter are followed by `make helm`, as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
+"""What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
+`make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
 ASKED = 8
 
 

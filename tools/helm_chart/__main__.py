@@ -2,8 +2,8 @@
 
 For each case of the matrix: Helm renders it, every manifest has the form of its kind, and the kept manifests are those
 in `tests/house/rendered_chart`. Wrong values are refused, with words that help, each schema refuses a field that
-there is not, KServe's a missing one that it requires, and that of Redis's operator a wrong value. Helm's commands of the
-page about Kubernetes render, and what its other commands name is rendered (`shown_commands`). `--short` leaves out
+there is not, KServe's a missing one that it requires, and that of Redis's operator a wrong value. Helm's commands of
+the page about Kubernetes render, and what its other commands name is rendered (`shown_commands`). `--short` leaves out
 the schemas that take long, those of operators and of older releases of Kubernetes.
 `--accept` writes the kept manifests and the page of values.
 Exit code 0 when all is well, 1 otherwise.

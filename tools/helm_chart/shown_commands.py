@@ -29,7 +29,8 @@ def faults(short: bool) -> Iterator[str]:
     """What of the page does not hold, in words. `short` as for `schemas.faults`."""
     blocks = _FENCE.findall(GUIDE.read_text())
     values = [text for kind, text in blocks if kind == "yaml" and text.startswith("# values.yaml\n")]
-    commands = [line[2:] for kind, text in blocks if kind == "console" for line in text.splitlines() if line[:2] == "$ "]
+    shown = "".join(text for kind, text in blocks if kind == "console")
+    commands = [line[2:] for line in shown.splitlines() if line.startswith("$ ")]
     upgrades = [command for command in commands if command.startswith("helm upgrade ")]
     if len(values) != 1 or not upgrades:
         yield f"{GUIDE.name}: shows {len(values)} files values.yaml, {len(upgrades)} commands of Helm"
