@@ -31,15 +31,17 @@ STYLE = """
 main{max-width:1240px;margin:0 auto;padding:24px 16px 48px}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:17px;margin:0 0 8px}
 .sub{color:var(--dim);margin:0 0 20px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px;margin:0 0 16px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px;min-width:0;margin:0 0 16px}
 .grid .card{margin:0}.wide{overflow-x:auto}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}
 dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{text-align:right;padding:4px 8px;font-size:14px;border-bottom:1px solid var(--line)}
 th{color:var(--dim);font-weight:600}
-th:first-child,td:first-child{text-align:left}.bad{color:var(--bad)}svg{display:block;width:100%;height:auto}
+th:first-child,td:first-child{text-align:left}.bad{color:var(--bad)}
+svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--dim);font:12px system-ui,sans-serif}.grid-line{stroke:var(--line);stroke-width:1}
+@media (max-width:600px){svg text{font-size:16px}}
 .key{display:flex;flex-wrap:wrap;gap:2px 14px;margin:6px 0 0;padding:0;list-style:none;color:var(--dim);font-size:13px}
 .key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}p{margin:6px 0 0;color:var(--dim)}
 """ + "".join(

@@ -229,9 +229,9 @@ def _nothing(model: str, lines: Lines, others: int, rules: RecordingRules | str)
         return text
     if isinstance(rules, str):
         return f"{text}: {rules}"
-    tenants = "any tenant" if EVERYONE in rules.tenants else f"tenants {', '.join(sorted(rules.tenants)) or '(none)'}"
+    tenants = "any tenant's" if EVERYONE in rules.tenants else " or ".join(sorted(rules.tenants)) or "no tenant's"
     return (
-        f"{text}: it records {rules.share:.3%} of its requests without a tenant, or of {tenants} ({TENANTS}), "
+        f"{text}: it records {rules.share * 100:g} % of the requests without a tenant and of {tenants} ({TENANTS}), "
         f"keeps them {rules.keep_s / 86_400:g} days, and none of this time is there"
     )
 

@@ -55,7 +55,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
         raise InvalidArgument("--measured is a run under a question: ask one")
     recorded = _recorded(options, environment, default_state_dir)
     if not recorded:
-        raise InvalidArgument("nothing that ran was recorded" + (" of these models" if options.model else ""))
+        raise InvalidArgument(_nothing(options))
     named_models(questions, {one.model: one for one, _ in recorded})
     measured = _measured(options, [one.model for one, _ in recorded])
     document = {
@@ -75,6 +75,16 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
         except OSError as error:
             raise InvalidArgument(f"'{options.html}' cannot be written: {error.strerror}") from None
     return 0
+
+
+def _nothing(options: argparse.Namespace) -> str:
+    of_these = " of these models" if options.model else ""
+    if options.trace:
+        return f"nothing that ran was recorded{of_these}"
+    return (
+        f"nothing that ran is in the journal{of_these}: it has jobs alone unless the server runs with --journal all; "
+        "or trace requests, and name the file"
+    )
 
 
 def _corrected(setting: Setting, options: argparse.Namespace) -> Setting:

@@ -25,16 +25,16 @@ PAGES = (
     *("docs/howto/bench.md", "docs/howto/journal.md", "docs/howto/release.md", "docs/howto/simulate.md"),
     *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md"),
 )
-"""What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster. What
-the chart renders is checked by schemas instead (`make helm`)."""
+"""What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
+`make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
 ASKED = 8
 
 
 @pytest.fixture(scope="module")
 def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models that the pages speak of: three examples, one of them cached, `count` from the page about it, and
-    `resnet` in three versions, whose tensors no page looks at. The journal has requests of `identity`, some of them
-    sealed, and their usage is written.
+    `resnet` in three equal versions, whose tensors no page looks at. The journal has requests of `identity`, some of
+    them sealed, and their usage is written. Requests that version 2 of `resnet` has answered are recorded.
     """
     repository = tmp_path_factory.mktemp("tutorials")
     for name in ("identity", "magika"):
@@ -51,6 +51,9 @@ def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     with serving(repository, state, *flags) as running:
         for _ in range(ASKED):
             infer(running, "identity", INPUT0=np.ones((1, 16), np.float32))
+            infer(running, "resnet", options={"model_version": "2"}, INPUT0=np.ones((1, 16), np.float32))
+        recorded = f'charonia_recorded_requests_total{{model="resnet",result="recorded"}} {ASKED}\n'
+        until("the recordings", lambda: recorded in running.scrape())
         sealed = re.compile(r'^charonia_journal_sealed_entries_total\{model="identity"\} [1-9]', re.MULTILINE)
         until("a seal of the journal", lambda: sealed.search(running.scrape()))
         used = keys.usage("identity", 0).rpartition(b":")[0]
@@ -60,11 +63,12 @@ def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _write_versions(model: Path, place: Path) -> None:
-    """The model in versions 1 to 3, all of them served."""
+    """The model in versions 1 to 3, all of them served; all its requests are recorded."""
     for version in ("1", "2", "3"):
         shutil.copytree(model / "1", place / version)
     config = (model / "config.pbtxt").read_text().replace('"identity"', f'"{place.name}"')
-    (place / "config.pbtxt").write_text(config + "version_policy { all { } }\n")
+    recorded = 'parameters { key: "charonia.record_share" value { string_value: "1" } }\n'
+    (place / "config.pbtxt").write_text(config + "version_policy { all { } }\n" + recorded)
 
 
 @pytest.mark.parametrize("page", PAGES)

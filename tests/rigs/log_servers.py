@@ -123,12 +123,15 @@ class LogServer:
         return self.process.pid
 
     def start(self) -> LogServer:
-        options = {**self.entrance.options(self.port), "dir": str(self.directory), **self.options}
-        words = [word for name, value in options.items() for word in (f"--{name}", *(value.split(" ")))]
-        self._run(words)
+        self._run(self.words())
         with self.client() as client:
             wait_until(lambda: _pings(client))
         return self
+
+    def words(self) -> list[str]:
+        """Its command line."""
+        options = {**self.entrance.options(self.port), "dir": str(self.directory), **self.options}
+        return [word for name, value in options.items() for word in (f"--{name}", *(value.split(" ")))]
 
     def _run(self, words: list[str]) -> None:
         with (self.directory / "output").open("ab") as output:
@@ -174,13 +177,10 @@ class SentinelServer(LogServer):
         ]
         self._configuration = "\n".join(lines)
 
-    def start(self) -> LogServer:
+    def words(self) -> list[str]:
         path = self.directory / "sentinel.conf"
         path.write_text(self._configuration)
-        self._run([str(path), "--sentinel"])
-        with self.client() as client:
-            wait_until(lambda: _pings(client))
-        return self
+        return [str(path), "--sentinel"]
 
 
 def _pings(client: redis.Redis) -> bool:

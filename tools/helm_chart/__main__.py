@@ -2,7 +2,8 @@
 
 For each case of the matrix: Helm renders it, every manifest has the form of its kind, and the kept manifests are those
 in `tests/house/rendered_chart`. Wrong values are refused, with words that help, each schema refuses a field that
-there is not, KServe's a missing one that it requires, and that of Redis's operator a wrong value. `--short` leaves out
+there is not, KServe's a missing one that it requires, and that of Redis's operator a wrong value. Helm's commands of
+the page about Kubernetes render, and what its other commands name is rendered (`shown_commands`). `--short` leaves out
 the schemas that take long, those of operators and of older releases of Kubernetes.
 `--accept` writes the kept manifests and the page of values.
 Exit code 0 when all is well, 1 otherwise.
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from helm_chart import redis_failover, rendering, schemas, values_page
+from helm_chart import redis_failover, rendering, schemas, shown_commands, values_page
 from helm_chart.cases import CASES, REFUSED
 from helm_chart.chart_files import PAGE, RENDERED, digest
 
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.accept:
         PAGE.write_text(values_page.page())
     wrong = [*(fault for name in CASES for fault in _case(name, options.accept, options.short)), *_refusals()]
+    wrong += shown_commands.faults(options.short)
     if PAGE.read_text() != values_page.page():
         wrong.append(f"{PAGE.name} is not of these values; write it with --accept")
     if options.accept and not wrong:

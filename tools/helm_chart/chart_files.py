@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "infra" / "helm" / "charonia"
 RENDERED = ROOT / "tests" / "house" / "rendered_chart"
 PAGE = ROOT / "docs" / "howto" / "kubernetes-values.md"
+GUIDE = ROOT / "docs" / "howto" / "kubernetes.md"
 _ELSEWHERE = {"alerts.yml"}
 """Files of the stack that the chart links to; none of the kept manifests holds them."""
 

@@ -1,8 +1,8 @@
 """Checks a `RedisFailover` of Spotahome's Redis operator, by our text of its published interface.
 
-No package of the registries has its resource definition (charts/redisoperator/crds of the operator, 1.2.4), so its
-fields and their types are written down here, as `protos/` does for the wire. What is a part of a pod or a volume claim
-is given back as manifests of Kubernetes, for Kubernetes' own schemas (`schemas`).
+No package of the registries has its resource definition (charts/redisoperator/crds of the operator, the same in 1.2.4
+and 1.3.0), so its fields and their types are written down here, as `protos/` does for the wire. What is a part of a pod
+or a volume claim is given back as manifests of Kubernetes, for Kubernetes' own schemas (`schemas`).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def render(values: Mapping[str, Any]) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
-        return _run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", file.name)
+        return run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", file.name)
 
 
 def lint(values: Mapping[str, Any]) -> None:
@@ -60,10 +60,11 @@ def lint(values: Mapping[str, Any]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
-        _run("lint", "--strict", str(CHART), "--values", file.name)
+        run("lint", "--strict", str(CHART), "--values", file.name)
 
 
-def _run(*arguments: str) -> str:
+def run(*arguments: str) -> str:
+    """What Helm prints. Raises `RefusedError`."""
     done = subprocess.run([str(program()), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RefusedError(done.stderr + done.stdout)

@@ -113,7 +113,10 @@ def _kserve_model(name: str) -> Any:
 
 
 def _of_kserve(manifest: Mapping[str, Any], versions: Iterable[str]) -> Iterator[str]:
-    yield from _of_sdk(manifest, f"V1alpha1{manifest['kind']}", manifest["kind"])
+    release = manifest["apiVersion"].rpartition("/")[2].capitalize()
+    yield from _of_sdk(manifest, f"{release}{manifest['kind']}", manifest["kind"])
+    if manifest["kind"] == "InferenceService":  # its pods are made of a runtime
+        return
     spec = manifest["spec"]
     pod = {"containers": spec.get("containers", []), "volumes": spec.get("volumes", [])}
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": manifest["metadata"], "spec": pod}
@@ -137,7 +140,7 @@ def _of_sdk(value: Any, kind: str, where: str) -> Iterator[str]:
     elif kind in _PLAIN:
         if not isinstance(value, _PLAIN[kind]):
             yield f"{where}: no {kind}"
-    elif kind.startswith("V1alpha1"):
+    elif kind.startswith(("V1alpha1", "V1beta1")):
         model = _kserve_model(kind)
         types_by_field = {model.attribute_map[name]: one for name, one in model.openapi_types.items()}
         for name, one in value.items():

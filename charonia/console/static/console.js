@@ -24,11 +24,12 @@
 
   const number = (value, unit) => value == null ? "–" : `${+value.toPrecision(3)}${unit}`;
 
-  // without two readings there is no span: the ten seconds before the only one, or before now
-  const span = (_plot, first, last) => {
-    if (last > first) return [first, last];
-    const end = last ?? Date.now() / 1000;
-    return [end - 10, end];
+  // fewer than two readings have no span, and uPlot takes one of many days: another, empty one is ten seconds before
+  const shown = (wanted) => {
+    const [times] = columns;
+    if (times.length > 1) return [times, ...wanted.map((column) => columns[column])];
+    const end = times[0] ?? Date.now() / 1000;
+    return [[end - 10, end], ...wanted.map((column) => [null, columns[column][0] ?? null])];
   };
 
   const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
@@ -57,11 +58,11 @@
         cursor: { y: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         legend: { live: true },
-        scales: { x: { range: span }, y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, size: 32, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
+        scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+        axes: [{ ...axis, size: 32, space: 68, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
         series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
       };
-      const plot = new uPlot(options, [columns[0], ...wanted.map((column) => columns[column])], figure);
+      const plot = new uPlot(options, shown(wanted), figure);
       plots.push({ plot, figure, wanted });
     }
   }
@@ -74,7 +75,7 @@
       column.push(point[at]);
       if (column.length > KEPT) column.shift();
     });
-    for (const { plot, wanted } of plots) plot.setData([columns[0], ...wanted.map((column) => columns[column])]);
+    for (const { plot, wanted } of plots) plot.setData(shown(wanted));
   }
 
   // -- live updates

@@ -108,6 +108,19 @@ def test_what_is_refused(words: list[str], message: str, tmp_path: Path, capsys:
     assert message in capsys.readouterr().err
 
 
+def test_an_empty_journal_says_what_records_requests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def none(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr("charonia.simulation.simulate_command._of_journals", none)
+    assert main(["simulate", "--log-url", "redis://nowhere", "-m", "m"]) == 1
+    assert "in the journal of these models: it has jobs alone unless the server runs with --journal all" in (
+        capsys.readouterr().err
+    )
+
+
 def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t").write_text("{}")
     assert main(["simulate", str(tmp_path / "t")]) == 1
