@@ -313,7 +313,7 @@ async def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "1" / "model.bin").write_bytes(b"")
     with pytest.raises(
         Unsupported,
-        match=r"reads .xml, .onnx, .tflite, .graphdef, .pb and folders with saved_model.pb, not 'model.bin'",
+        match=r"reads .xml, .onnx, .tflite, .pdmodel, .graphdef, .pb and folders with saved_model.pb, not 'model.bin'",
     ):
         await signature_of(OpenVinoBackend(), source(tmp_path, file="model.bin"))
 
@@ -321,9 +321,12 @@ async def test_files_that_are_no_models(tmp_path: Path) -> None:
 async def test_weights_outside_the_model_are_not_read(tmp_path: Path) -> None:
     add(tmp_path / "1" / "model.xml")
     (tmp_path / "1" / "model.bin").rename(tmp_path / "outside.bin")
-    (tmp_path / "1" / "model.bin").symlink_to(tmp_path / "outside.bin")
-    with pytest.raises(InvalidArgument, match="weights of 'm' are outside the version directory"):
-        await signature_of(OpenVinoBackend(), source(tmp_path))
+    (tmp_path / "1" / "model.pdmodel").write_bytes(b"graph")
+    for weights in ("model.bin", "model.pdiparams"):
+        (tmp_path / "1" / weights).symlink_to(tmp_path / "outside.bin")
+    for file in ("model.xml", "model.pdmodel"):
+        with pytest.raises(InvalidArgument, match="weights of 'm' are outside the version directory"):
+            await signature_of(OpenVinoBackend(), source(tmp_path, file=file))
 
 
 async def test_an_instance_that_was_interrupted_can_be_used(tmp_path: Path) -> None:
