@@ -111,8 +111,7 @@ def _set_threads(source: ModelSource) -> None:
 def _saved_model(source: ModelSource, path: Path) -> tuple[Run, GraphSignature]:
     import tensorflow as tf
 
-    tag = source.parameter("TF_GRAPH_TAG")
-    saved = tf.saved_model.load(str(path), tags=[tag] if tag else None)
+    saved = tf.saved_model.load(str(path), tags=_tags(source, path))
     known = sorted(saved.signatures)
     wanted = source.parameter("TF_SIGNATURE_DEF") or ("serving_default" if "serving_default" in known else "")
     wanted = wanted or next(iter(known), "serving_default")
@@ -128,6 +127,22 @@ def _saved_model(source: ModelSource, path: Path) -> tuple[Run, GraphSignature]:
 
     run.saved = saved  # type: ignore[attr-defined]
     return run, GraphSignature(_tensors(declared), _tensors(function.structured_outputs))
+
+
+def _tags(source: ModelSource, path: Path) -> list[str]:
+    """All tags of the graph that has the wanted one: TensorFlow finds a graph only by the whole set."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    wanted = source.parameter("TF_GRAPH_TAG") or "serve"
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    known = [list(graph.meta_info_def.tags) for graph in saved.meta_graphs]
+    for tags in known:
+        if wanted in tags:
+            return tags
+    listed = sorted({tag for tags in known for tag in tags})
+    raise InvalidArgument(
+        f"unable to load model '{source.name}', expected '{wanted}' tag; the graphs of the file have {listed}"
+    )
 
 
 def _frozen_graph(source: ModelSource, path: Path) -> tuple[Run, set[str]]:
