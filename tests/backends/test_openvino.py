@@ -329,6 +329,27 @@ async def test_weights_outside_the_model_are_not_read(tmp_path: Path) -> None:
             await signature_of(OpenVinoBackend(), source(tmp_path, file=file))
 
 
+@pytest.mark.parametrize("place", ["../outside.bin", "linked.bin", "absolute"])
+async def test_weights_of_onnx_files_outside_the_model_are_not_read(tmp_path: Path, place: str) -> None:
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes(np.ones(4, np.float32).tobytes())
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "linked.bin").symlink_to(outside)
+    weights = TensorProto(name="b", dims=(4,), data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=str(outside) if place == "absolute" else place)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", 4)) for name in "ac"]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"])], "g", ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (tmp_path / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    of = source(tmp_path, file="model.onnx")
+    with pytest.raises(InternalError, match=r"^openvino error: "):
+        await signature_of(OpenVinoBackend(), of)
+    if place == "linked.bin":  # a file in its place is read
+        (tmp_path / "1" / place).unlink()
+        outside.rename(tmp_path / "1" / place)
+        assert [tensor.name for tensor in (await signature_of(OpenVinoBackend(), of)).inputs] == ["a"]
+
+
 async def test_an_instance_that_was_interrupted_can_be_used(tmp_path: Path) -> None:
     add(tmp_path / "1" / "model.xml")
     instance = await instance_of(OpenVinoBackend(), spec(source(tmp_path, f"max_batch_size: 8 {TENSORS}")))
