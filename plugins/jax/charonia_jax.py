@@ -1,4 +1,4 @@
-"""Functions that `jax.export` has written (`backend: "jax"`, file model.jax), compiled by XLA for CPUs.
+"""Functions that `jax.export` has written (`backend: "jax"`, file model.jax), compiled by XLA for CPUs or CUDA devices.
 
 A file is data, but may name any function that jaxlib registers, some of which take addresses: those are refused before
 anything is compiled. XLA checks little of what it reads, so models run in a sandbox.
@@ -24,6 +24,9 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 
 PROGRAMS = 32
 """How many compiled programs a model keeps: one for each combination of shapes."""
+
+GPUS = "cuda"
+"""JAX's word for what an instance of kind GPU runs on."""
 
 CLOSES = 16
 """After so many models are closed, the library forgets what it has traced for them."""
@@ -58,7 +61,7 @@ class JaxModel(Model):
                 if item.name not in [tensor.name for tensor in known]:
                     names = [tensor.name for tensor in known]
                     raise InvalidArgument(f"model '{source.name}' has no tensor '{item.name}', it has {names}")
-        self._programs: OrderedDict[Shapes, Any] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, Shapes], Any] = OrderedDict()
         self._most = max(1, source.integer("XLA_PROGRAMS") or PROGRAMS)
         self._lock = threading.Lock()
 
@@ -66,28 +69,30 @@ class JaxModel(Model):
         return GraphSignature(self._inputs, self._outputs)
 
     async def create_instance(self, spec: InstanceSpec) -> JaxInstance:
-        if spec.kind == "GPU":
-            raise Unsupported(f"model '{spec.source.name}' asks for a GPU instance, but this plug-in runs on CPUs")
-        instance = JaxInstance(self, self._inputs, self._outputs, spec.interface.max_batch_size)
-        await asyncio.to_thread(self._prepare, spec, instance.batch_sizes)
+        return await asyncio.to_thread(self._create, spec)
+
+    def _create(self, spec: InstanceSpec) -> JaxInstance:
+        device = _device(spec, self._exported.platforms)
+        instance = JaxInstance(self, device, self._inputs, self._outputs, spec.interface.max_batch_size)
+        self._prepare(spec, device, instance.batch_sizes)
         return instance
 
-    def _prepare(self, spec: InstanceSpec, sizes: Sequence[int]) -> None:
+    def _prepare(self, spec: InstanceSpec, device: Any, sizes: Sequence[int]) -> None:
         """Compile for every number of rows now, where all other dimensions are known, so that no request waits."""
         known = spec.interface.inputs
         if all(tensor.name in known for tensor in self._inputs):
             shapes = [spec.interface.backend_shape(known[tensor.name]) for tensor in self._inputs]
             if not any(-1 in (shape[1:] if sizes else shape) for shape in shapes):
                 for rows in sizes[-self._most :] or (0,):
-                    self.program(tuple((rows, *shape[1:]) if sizes else shape for shape in shapes))
+                    self.program(device, tuple((rows, *shape[1:]) if sizes else shape for shape in shapes))
 
-    def program(self, shapes: Shapes) -> Any:
+    def program(self, device: Any, shapes: Shapes) -> Any:
         """The program for inputs of these shapes, compiled if there is none. Raises `InvalidArgument`."""
         with self._lock:
-            found = self._programs.pop(shapes, None)
+            found = self._programs.pop((device, shapes), None)
             if found is None:
-                found = _compiled(self._exported, shapes)
-            self._programs[shapes] = found
+                found = _compiled(self._exported, device, shapes)
+            self._programs[device, shapes] = found
             while len(self._programs) > self._most:
                 self._programs.popitem(last=False)
         return found
@@ -101,9 +106,15 @@ class JaxInstance:
     stateless = True
 
     def __init__(
-        self, model: JaxModel, inputs: Sequence[TensorSignature], outputs: Sequence[TensorSignature], most: int
+        self,
+        model: JaxModel,
+        device: Any,
+        inputs: Sequence[TensorSignature],
+        outputs: Sequence[TensorSignature],
+        most: int,
     ) -> None:
         self._model: JaxModel | None = model
+        self._device = device
         self._inputs = inputs
         self._position = {tensor.name: index for index, tensor in enumerate(outputs)}
         # a program for each number of rows would be too many: the executor adds rows up to the next of these
@@ -130,9 +141,9 @@ class JaxInstance:
                     f"of shape {list(tensor.dims)}"
                 )
             arrays.append(array)
-        program = self._model.program(tuple(array.shape for array in arrays))
+        program = self._model.program(self._device, tuple(array.shape for array in arrays))
         try:
-            # all of them: nothing may read the inputs when this returns
+            # all of them: nothing may read the inputs when this returns. The program copies them to its device
             results = jax.block_until_ready(program(*arrays))
         except Exception as error:
             raise InternalError(f"jax: {_reason(error)}") from None
@@ -159,6 +170,8 @@ def _forget_now_and_then() -> None:
 
 def _limit(source: ModelSource) -> None:
     """Bound the threads and the memory of this process, which has no other model, before the library starts."""
+    # JAX would take three quarters of each GPU for itself, and other models have theirs there
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     threads, limit = source.integer("XLA_THREADS"), source.integer("MEMORY_LIMIT_BYTES")
     if (threads or limit) and source.isolation == "none":
         raise InvalidArgument(
@@ -193,7 +206,8 @@ def _checked(source: ModelSource, content: bytes) -> Any:
 
     # an export has its own datatypes, 64 bits included
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_platforms", "cpu")
+    if not any(group.kind == group.KIND_GPU or group.gpus for group in source.config.instance_group):
+        jax.config.update("jax_platforms", "cpu")  # a JAX that knows GPUs would make a context on each
     exported = export.deserialize(bytearray(content))
     oldest, newest = (
         export.minimum_supported_calling_convention_version,
@@ -205,10 +219,9 @@ def _checked(source: ModelSource, content: bytes) -> Any:
             f"model '{source.name}' was written with version {version} of the calling convention, "
             f"jax {jax.__version__} reads {oldest} to {newest}: export it again"
         )
-    if "cpu" not in exported.platforms or exported.nr_devices != 1:
+    if exported.nr_devices != 1:
         raise InvalidArgument(
-            f"model '{source.name}' was exported for {exported.nr_devices} devices of {', '.join(exported.platforms)}: "
-            "this plug-in runs one on CPUs; export with platforms=['cpu', ...]"
+            f"model '{source.name}' was exported for {exported.nr_devices} devices: an instance runs on one"
         )
     with mlir.make_ir_context():
         module = exported.mlir_module(serialized=False)
@@ -228,15 +241,43 @@ def _called(operation: Any) -> Iterator[str]:
                 yield from _called(inner.operation)
 
 
-def _compiled(exported: Any, shapes: Shapes) -> Any:
+def _device(spec: InstanceSpec, platforms: Sequence[str]) -> Any:
+    """The device of an instance. Raises `InvalidArgument` where the export is for others, `Unsupported` for none."""
+    import jax
+
+    platform = GPUS if spec.kind == "GPU" else "cpu"
+    if platform not in platforms:
+        raise InvalidArgument(
+            f"model '{spec.source.name}' was exported for {', '.join(platforms)}, but has an instance of kind "
+            f"{spec.kind}: export with platforms=['{platform}', ...]"
+        )
+    try:
+        devices = {device.id: device for device in jax.local_devices(backend=platform)}
+    except RuntimeError:  # the library knows no such platform, or it was told not to use it
+        devices = {}
+    wanted = spec.device_id if spec.kind == "GPU" else min(devices, default=0)
+    if wanted not in devices:
+        raise Unsupported(
+            f"model '{spec.source.name}' asks for an instance on GPU {wanted}, but JAX has "
+            f"{', '.join(map(str, devices)) or 'none'} where it runs"
+        )
+    return devices[wanted]
+
+
+def _compiled(exported: Any, device: Any, shapes: Shapes) -> Any:
     import jax
     from jax import tree_util
+
+    on_device = jax.sharding.SingleDeviceSharding(device)
 
     def run(*arrays: Any) -> list[Any]:
         arguments, words = tree_util.tree_unflatten(exported.in_tree, arrays)
         return tree_util.tree_leaves(exported.call(*arguments, **words))
 
-    given = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in zip(shapes, exported.in_avals, strict=True)]
+    given = [
+        jax.ShapeDtypeStruct(shape, aval.dtype, sharding=on_device)
+        for shape, aval in zip(shapes, exported.in_avals, strict=True)
+    ]
     try:
         return jax.jit(run).lower(*given).compile()
     except (TypeError, ValueError) as error:

@@ -17,6 +17,9 @@ from charonia.backend import Array, Backend, Format, GraphSignature, InstanceSpe
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 
+_NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
+"""Signatures that no client calls."""
+
 Run = Callable[[Mapping[str, Array], Sequence[str]], Mapping[str, Array]]
 
 
@@ -109,25 +112,51 @@ def _set_threads(source: ModelSource) -> None:
 
 
 def _saved_model(source: ModelSource, path: Path) -> tuple[Run, GraphSignature]:
+    """A session over the graph with its variables and tables, as Triton's backend has it.
+
+    `tf.saved_model.load` would make the saved Python objects again, and fails for those of other releases of Keras.
+    """
     import tensorflow as tf
 
-    tag = source.parameter("TF_GRAPH_TAG")
-    saved = tf.saved_model.load(str(path), tags=[tag] if tag else None)
-    known = sorted(saved.signatures)
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    with graph.as_default():
+        saved = tf.compat.v1.saved_model.load(session, _tags(source, path), str(path))
+    known = sorted(name for name in saved.signature_def if name not in _NOT_CALLED)
     wanted = source.parameter("TF_SIGNATURE_DEF") or ("serving_default" if "serving_default" in known else "")
     wanted = wanted or next(iter(known), "serving_default")
     if wanted not in known:
         raise InvalidArgument(f"unable to load model '{source.name}', expected '{wanted}' signature; it has {known}")
-    function = saved.signatures[wanted]
-    declared = function.structured_input_signature[1]
+    signature = saved.signature_def[wanted]
+    given, found = ({name: one.name for name, one in side.items()} for side in (signature.inputs, signature.outputs))
+    return _runner(session, given, found), GraphSignature(_tensors(signature.inputs), _tensors(signature.outputs))
+
+
+def _runner(session: Any, given: Mapping[str, str], found: Mapping[str, str]) -> Run:
+    """Runs of a session. `given` and `found` say which tensors of the graph inputs and outputs are: else their own."""
 
     def run(inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        # the function belongs to the saved model, which has to live as long
-        found = function(**{name: tf.constant(array, declared[name].dtype) for name, array in inputs.items()})
-        return {name: found[name].numpy() for name in outputs}
+        fed = {given.get(name) or _tensor_name(name): array for name, array in inputs.items()}
+        results = session.run([found.get(name) or _tensor_name(name) for name in outputs], fed)
+        return dict(zip(outputs, results, strict=True))
 
-    run.saved = saved  # type: ignore[attr-defined]
-    return run, GraphSignature(_tensors(declared), _tensors(function.structured_outputs))
+    return run
+
+
+def _tags(source: ModelSource, path: Path) -> list[str]:
+    """All tags of the graph that has the wanted one: TensorFlow finds a graph only by the whole set."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    wanted = source.parameter("TF_GRAPH_TAG") or "serve"
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    known = [list(graph.meta_info_def.tags) for graph in saved.meta_graphs]
+    for tags in known:
+        if wanted in tags:
+            return tags
+    listed = sorted({tag for tags in known for tag in tags})
+    raise InvalidArgument(
+        f"unable to load model '{source.name}', expected '{wanted}' tag; the graphs of the file have {listed}"
+    )
 
 
 def _frozen_graph(source: ModelSource, path: Path) -> tuple[Run, set[str]]:
@@ -140,13 +169,7 @@ def _frozen_graph(source: ModelSource, path: Path) -> tuple[Run, set[str]]:
     for operation in _init_operations(source):
         session.run(graph.get_operation_by_name(operation))
     names = {tensor.name.removesuffix(":0") for node in graph.get_operations() for tensor in node.outputs}
-
-    def run(inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        given = {_tensor_name(name): array for name, array in inputs.items()}
-        found = session.run([_tensor_name(name) for name in outputs], given)
-        return dict(zip(outputs, found, strict=True))
-
-    return run, names
+    return _runner(session, {}, {}), names
 
 
 def _init_operations(source: ModelSource) -> list[str]:
@@ -165,14 +188,15 @@ def _init_operations(source: ModelSource) -> list[str]:
 
 
 def _tensors(declared: Mapping[str, Any]) -> tuple[TensorSignature, ...]:
-    return tuple(
-        TensorSignature(
-            name,
-            "BYTES" if one.dtype.name == "string" else DataType.of_numpy(np.dtype(one.dtype.as_numpy_dtype)).value,
-            () if one.shape.rank is None else tuple(-1 if dim is None else dim for dim in one.shape),
-        )
-        for name, one in declared.items()
-    )
+    """One side of a signature, of TensorInfo messages."""
+    import tensorflow as tf
+
+    found = []
+    for name, info in declared.items():
+        dtype, shape = tf.dtypes.as_dtype(info.dtype), info.tensor_shape
+        datatype = "BYTES" if dtype == tf.string else DataType.of_numpy(np.dtype(dtype.as_numpy_dtype)).value
+        found.append(TensorSignature(name, datatype, () if shape.unknown_rank else tuple(d.size for d in shape.dim)))
+    return tuple(found)
 
 
 def _tensor_name(name: str) -> str:

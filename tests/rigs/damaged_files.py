@@ -1,6 +1,6 @@
 """Model files with changed bytes, and what a backend makes of each, in a process of its own: it may crash there.
 
-As a program it loads and runs one model after another: `python damaged_files.py BACKEND FILE FOLDER`.
+As a program it loads and runs one model after another: `python damaged_files.py BACKEND FILE FOLDER TENSORS`.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ def written(directory: Path, files: Mapping[str, bytes], file: str, beside: Mapp
             (version / other).write_bytes(its)
 
 
-def outcomes(backend: str, file: str, directory: Path) -> dict[str, str]:
+def outcomes(backend: str, file: str, directory: Path, tensors: str = CONFIG) -> dict[str, str]:
     """What became of each model of a folder: "answered", "refused: ..." or "raised ..." for another exception.
+
+    `tensors` is what their configurations say of their one input, of FP32, and their one output.
 
     Raises `AssertionError` when a model ended the process that loaded it.
     """
     done = subprocess.run(
-        [sys.executable, __file__, backend, file, str(directory)],
+        [sys.executable, __file__, backend, file, str(directory), tensors],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         encoding="utf-8",
@@ -70,9 +72,9 @@ def outcomes(backend: str, file: str, directory: Path) -> dict[str, str]:
     return dict(found)
 
 
-async def _run(word: str, file: str, folders: list[Path]) -> None:
+async def _run(word: str, file: str, folders: list[Path], tensors: str) -> None:
     backend = BackendRegistry().get(word)
-    config = normalise(parse(f'name: "m" backend: "{word}" default_model_filename: "{file}" {CONFIG}'))
+    config = normalise(parse(f'name: "m" backend: "{word}" default_model_filename: "{file}" {tensors}'))
     for folder in folders:
         said = await _outcome(backend, ModelSource("m", 1, folder, config))
         print("@" + json.dumps([folder.name, said]), flush=True)
@@ -84,7 +86,8 @@ async def _outcome(backend: object, source: ModelSource) -> str:
         await model.signature()
         instance = await model.create_instance(InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(source.config)))
         assert isinstance(instance, BatchInstance)
-        await asyncio.to_thread(instance.execute, {"x": np.ones((2, 3), np.float32)}, ["y"])
+        (given,), (output,) = source.config.input, source.config.output
+        await asyncio.to_thread(instance.execute, {given.name: np.ones(given.dims, np.float32)}, [output.name])
         instance.close()
         await model.close()
     except CharoniaError as error:
@@ -97,6 +100,6 @@ async def _outcome(backend: object, source: ModelSource) -> str:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asyncio.run(_run(sys.argv[1], sys.argv[2], sorted(Path(sys.argv[3]).iterdir())))
+    asyncio.run(_run(sys.argv[1], sys.argv[2], sorted(Path(sys.argv[3]).iterdir()), sys.argv[4]))
     sys.stdout.flush()
     os._exit(0)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def child(directory: str) -> None:
         status = os.waitpid(pid, 0)[1]
         if os.WIFSIGNALED(status):
             print(path.name, "ended by", signal.Signals(os.WTERMSIG(status)).name)
+
+
+def placed(directory: str) -> None:
+    """Open the model once for each of two devices that are called GPUs here, and print where it ran."""
+    import charonia_jax
+
+    charonia_jax.GPUS = "cpu"  # the word that JAX has for the devices
+    asyncio.run(_placed(Path(directory)))
+
+
+async def _placed(path: Path) -> None:
+    config = """
+    max_batch_size: 8 input { name: "image" data_type: TYPE_FP32 dims: 4 }
+    input { name: "scale" data_type: TYPE_FP32 dims: 1 } output { name: "scores" data_type: TYPE_FP32 dims: 3 }
+    """
+    model = ReferenceModel.of(path, config, expected=lambda _: {}, requests=[], failing={})
+    given = {"image": np.ones((2, 4), np.float32), "scale": np.ones((2, 1), np.float32)}
+    for device in (1, 0):
+        loaded = await BackendRegistry().get("jax").load(model.source)
+        instance = await loaded.create_instance(replace(model.spec(), kind="GPU", device_id=device))
+        answer = instance.execute(given, ["scores"])["scores"]
+        equal = np.allclose(answer, scoring(**given)["scores"], rtol=1e-6)
+        where = [
+            next(iter(program(*(np.zeros(shape, np.float32) for shape in shapes))[0].devices())).id
+            for (_, shapes), program in loaded._programs.items()
+        ]
+        print(f"on {device}: programs {where}, answers {'equal' if equal else answer}")
+    try:
+        await loaded.create_instance(replace(model.spec(), kind="GPU", device_id=2))
+    except CharoniaError as error:
+        print(error.message)
 
 
 async def _opened(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""Models of other frameworks: a JAX export on the device, and an ensemble of torch and trees."""
+"""Models of other frameworks: a JAX export on the device, and an ensemble of torch and trees.
+
+The export is served by the plug-in for JAX where it is installed, else by a python model that runs the same file.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +73,19 @@ def _jax(device: str) -> float | str:
     exported = export.export(jax.jit(function))(jax.ShapeDtypeStruct((4, 64), jnp.float32))
     wanted = np.asarray(jax.jit(function)(array))
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
+    name, output = ("INPUT__0", "OUTPUT__0") if has_backend("jax") else ("x", "y")
     config = (
-        f'backend: "python" instance_group {{ kind: {kind} }} input {{ name: "x" data_type: TYPE_FP32 dims: [4, 64] }} '
-        'output { name: "y" data_type: TYPE_FP32 dims: [4, 8] }'
+        f'instance_group {{ kind: {kind} }} input {{ name: "{name}" data_type: TYPE_FP32 dims: [4, 64] }} '
+        f'output {{ name: "{output}" data_type: TYPE_FP32 dims: [4, 8] }}'
     )
+    content = bytes(exported.serialize())
     with tempfile.TemporaryDirectory() as folder:
-        files = {"model.py": _JAX_MODEL, "model.stablehlo": bytes(exported.serialize())}
-        write_model(Path(folder), "m", config, files)
-        return _difference(Path(folder), "m", "x", array, "y", wanted)
+        if has_backend("jax"):
+            write_model(Path(folder), "m", f'backend: "jax" {config}', {"model.jax": content})
+        else:
+            files = {"model.py": _JAX_MODEL, "model.stablehlo": content}
+            write_model(Path(folder), "m", f'backend: "python" {config}', files)
+        return _difference(Path(folder), "m", name, array, output, wanted)
 
 
 def _trees(device: str) -> float | str:

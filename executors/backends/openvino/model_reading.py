@@ -17,7 +17,9 @@ from protos import model_config_pb2 as pb
 
 from . import tensorflow_files as tensorflow
 
-_FORMATS = (".xml", ".onnx", ".tflite", ".graphdef", ".pb")
+_FORMATS = (".xml", ".onnx", ".tflite", ".pdmodel", ".graphdef", ".pb")
+_WEIGHTS = {".xml": ".bin", ".pdmodel": ".pdiparams"}
+"""Formats of two files: the library reads the second one, beside the first, by itself."""
 _FROZEN = (".graphdef", ".pb")
 _ELEMENT_TYPES = {
     "boolean": DataType.BOOL,
@@ -95,8 +97,8 @@ def _path(source: ModelSource) -> Path:
             f"model '{source.name}': the {source.config.backend} backend reads {', '.join(_FORMATS)} and folders with "
             f"{tensorflow.SAVED_MODEL}, not '{path.name}'"
         )
-    weights = path.with_suffix(".bin")
-    if path.suffix == ".xml" and not weights.resolve().is_relative_to(source.version_directory.resolve()):
+    weights = path.with_suffix(_WEIGHTS.get(path.suffix, path.suffix))
+    if not weights.resolve().is_relative_to(source.version_directory.resolve()):
         raise InvalidArgument(f"weights of '{source.name}' are outside the version directory")
     return path
 

@@ -1,6 +1,6 @@
-"""The backends `openvino` and `tensorflow`: OpenVINO's own IR, ONNX, TensorFlow's and TensorFlow Lite files, on CPUs.
+"""The backends `openvino` and `tensorflow`: OpenVINO's own IR, ONNX, Paddle's, TensorFlow's and TensorFlow Lite files.
 
-Names of parameters follow Triton's openvino backend, so that a repository works unchanged.
+Models run on CPUs. Names of parameters follow Triton's openvino backend, so that a repository works unchanged.
 
 Threads: a compiled model has a stream for each CPU instance. The streams share the machine's cores; `NUM_STREAMS` and
 `INFERENCE_NUM_THREADS` override both. Instances share the compiled model and have an infer request each. Groups whose
