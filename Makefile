@@ -24,6 +24,9 @@ PEERS ?=
 PEER ?=
 PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
+# compiled modules are kept even where the environment says otherwise: each process of a server, and each worker of the
+# tests, would compile all that it imports
+export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
 .PHONY: help docs helm boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
@@ -110,11 +113,9 @@ test: $(VENV)/.tested models  ## set everything up and run the tests
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses
-# compiled modules are kept even where the environment says otherwise: each worker would compile all of them, for 15 s
-KEEP_COMPILED := PYTHONDONTWRITEBYTECODE=
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
 	@$(MAKE) --no-print-directory lint types contracts
-	$(KEEP_COMPILED) CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
+	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
 
 test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
 	$(BIN)/python -m pytest tests/backends
