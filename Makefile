@@ -29,7 +29,7 @@ NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the r
 export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -107,9 +107,15 @@ serve-llm: $(VENV)/.llm ## the same with a language model and the OpenAI API (do
 
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
-test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm --ignore=tests/vllm --ignore=tests/console -n 4 $(BY_FILE) --durations=10
-	$(BIN)/python -m pytest tests/e2e -n 3 $(BY_FILE) --durations=10
+# folders that have verbs of their own
+ELSEWHERE := $(addprefix --ignore=tests/,backends plugins llm vllm console)
+test: $(VENV)/.tested models  ## set everything up and run the tests, but for those of test-long
+	$(BIN)/python -m pytest tests --ignore=tests/e2e $(ELSEWHERE) -m 'not long' -n 4 $(BY_FILE) --durations=15
+	$(BIN)/python -m pytest tests/e2e -m 'not long' -n 3 $(BY_FILE) --durations=15
+
+# one test at a time for each worker: some take minutes
+test-long: $(VENV)/.tested models ## the tests that take long and guard what seldom happens: kills at every step, state of earlier revisions, tuning
+	$(BIN)/python -m pytest tests/integration tests/e2e -m long -n 3 --dist load --maxschedchunk 1 --durations=15
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
 
-# compiled modules are kept even where the environment says otherwise: each process of a server would compile all of them
+# compiled modules are kept even where the environment says otherwise: each process of a server would compile them all
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works

@@ -208,6 +208,7 @@ def job_state(server: Any, job: str) -> Callable[[], str]:
     return look
 
 
+@pytest.mark.long
 def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
     """SIGKILL of every process at once, the log server included, at level fsync."""
     repository = tmp_path / "models"
@@ -246,6 +247,7 @@ def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--executors=2",)], ids=["colocated", "separate"])
+@pytest.mark.long
 def test_a_full_log_finishes_what_it_has_and_takes_nothing_new(tmp_path: Path, flags: tuple[str, ...]) -> None:
     repository = tmp_path / "models"
     models.gated(repository, "gated", "max_batch_size: 1")
@@ -277,6 +279,7 @@ def test_a_full_log_finishes_what_it_has_and_takes_nothing_new(tmp_path: Path, f
     assert "is lost: its heartbeat ended" not in server.log()
 
 
+@pytest.mark.long
 def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tmp_path: Path) -> None:
     """At level fsync, twice, under load: what was answered 202 succeeds, what could not be promised was not."""
     server = start(repository, tmp_path / "state", "--durability=fsync")
