@@ -113,9 +113,8 @@ test: $(VENV)/.tested models  ## set everything up and run the tests, but for th
 	$(BIN)/python -m pytest tests --ignore=tests/e2e $(ELSEWHERE) -m 'not long' -n 4 $(BY_FILE) --durations=15
 	$(BIN)/python -m pytest tests/e2e -m 'not long' -n 3 $(BY_FILE) --durations=15
 
-# one test at a time for each worker: some take minutes
-test-long: $(VENV)/.tested models ## the tests that take long and guard what seldom happens: kills at every step, state of earlier revisions, tuning
-	$(BIN)/python -m pytest tests/integration tests/e2e -m long -n 3 --dist load --maxschedchunk 1 --durations=15
+test-long: $(VENV)/.tested models ## the tests that take long and guard what seldom happens: losses of parts, hostile input, earlier state, tuning
+	$(BIN)/python -m pytest tests/integration tests/e2e -m long -n 3 $(BY_FILE) --durations=15
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses

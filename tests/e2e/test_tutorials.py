@@ -20,14 +20,15 @@ from page_commands import MARK, Ids, Reader, executed_blocks, matches
 from charonia import keys
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNED = "docs/howto/tune.md"
 PAGES = (
     *("README.md", "docs/jobs.md", "docs/howto/cache-responses.md", "docs/howto/python-client.md"),
     *("docs/howto/bench.md", "docs/howto/journal.md", "docs/howto/release.md", "docs/howto/simulate.md"),
-    *("docs/howto/usage.md", TUNED, "docs/howto/console.md"),
+    *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md"),
 )
 """What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster. What
 the chart renders is checked by schemas instead (`make helm`)."""
+FIRST = ("README.md", "docs/jobs.md")
+"""The pages that `make test` follows; `make test-long` follows the others."""
 ASKED = 8
 
 
@@ -68,7 +69,9 @@ def _write_versions(model: Path, place: Path) -> None:
     (place / "config.pbtxt").write_text(config + "version_policy { all { } }\n")
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.long if p == TUNED else ()) for p in PAGES])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page in FIRST else pytest.mark.long) for page in PAGES]
+)
 def test_a_reader_sees_what_the_page_shows(page: str, tutorial_server: Server, tmp_path: Path) -> None:
     running = tutorial_server
     places = {"http": running.http, "grpc": running.grpc, "metrics": running.metrics, "log_url": running.log_url}
