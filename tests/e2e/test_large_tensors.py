@@ -285,6 +285,7 @@ def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path,
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.long
 def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echoes: Path, serve: Any) -> None:
     server = serve(echoes)
 
@@ -324,6 +325,7 @@ def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echo
     _wait_given_back(server)
 
 
+@pytest.mark.long
 def test_a_slow_reader_gets_its_bytes_while_others_use_slots(echoes: Path, serve: Any) -> None:
     server = serve(echoes)
     values = np.random.default_rng(5).random((1, 2_000_000), dtype=np.float32)
@@ -400,6 +402,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.long
 def test_answers_larger_than_any_slot_come_whole(protocol: str, tmp_path: Path, serve: Any) -> None:
     """Of requests that travel in waves, by a model without batches."""
     e2e_models.python(tmp_path / "models", "grows", GROWS, GROWS_CONFIG)

@@ -187,6 +187,7 @@ def _fails(*arguments: str, cwd: Path) -> str:
         (["--model-repository", ".", "--grpc-use-ssl=true"], "--grpc-use-ssl needs --grpc-server-key and"),
     ],
 )
+@pytest.mark.long
 def test_errors_at_start_are_one_sentence(flags: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     text = _fails(
@@ -410,6 +411,7 @@ def test_a_slow_start_may_be_watched(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state")
     server.wait_ready()
