@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
 
+# compiled modules are kept even where the environment says otherwise: each process of a server would compile them all
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

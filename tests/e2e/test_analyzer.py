@@ -89,6 +89,7 @@ def test_streams(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
 
 
+@pytest.mark.long
 def test_streams_of_several_responses(
     serve: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_shared_memory(few_models: Path, serve: Callable[..., Any], capsys: pyte
         assert own.get("/v2/systemsharedmemory/status")[1] == b"[]", "its region is registered no longer"
 
 
+@pytest.mark.long
 def test_intervals_of_a_file(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "intervals").write_text("1000\n9000\n")
     words = ["--request-intervals", str(tmp_path / "intervals"), "--request-count", "40"]

@@ -307,6 +307,7 @@ def test_a_deadline_is_that_of_the_calls_as_well(server: Any, tmp_path: Path) ->
     until("the callee has been told", held.cancelled.exists)
 
 
+@pytest.mark.long
 def test_the_death_of_an_executor_leaves_nothing_behind(server: Any, tmp_path: Path) -> None:
     held = Held(tmp_path)
     (executor,) = server.pids("executor+batcher")

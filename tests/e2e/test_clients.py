@@ -223,6 +223,7 @@ def test_the_example_of_jobs(server: Any, examples: ModuleType) -> None:
     assert again.replace(": succeeded,", ": queued,", 1) == said, "the same key is the same job"
 
 
+@pytest.mark.long
 def test_variables_that_delay_grpc(tmp_path: Path) -> None:
     """Triton's hooks for tests of clients (G33): no call, first or later, is answered sooner."""
     scaling(tmp_path / "models", "double", 2)

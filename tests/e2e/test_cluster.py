@@ -10,11 +10,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pytest
 from e2e_models import WIDTH, scaling
 from e2e_server import serving
 
 from charonia import keys
 from charonia.eventlog.redis.server.topology import slot_of
+
+pytestmark = pytest.mark.long
 
 CLIENTS = 6
 ROUNDS = 3

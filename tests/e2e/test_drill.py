@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from e2e_server import REPOSITORY
 
 ROLES, STEPS = 5, 3
@@ -15,6 +16,7 @@ WAVE_ROLES, WAVE_STEPS = 3 + 2, 2
 """Of a server with a batcher of its own, and of one whose executor holds it."""
 
 
+@pytest.mark.long
 def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path: Path) -> None:
     command = (
         *(
@@ -41,6 +43,7 @@ def test_every_part_may_be_killed_and_nothing_is_lost(few_models: Path, tmp_path
     assert report["webhooks"]["deliveries"] >= report["webhooks"]["jobs"] > 0
 
 
+@pytest.mark.long
 def test_every_part_may_be_killed_while_requests_travel_in_waves(few_models: Path) -> None:
     command = (
         *(sys.executable, "-m", "loadtest.drill", "--json", "--loads=waves,colocated", "--clients=8"),
@@ -60,6 +63,7 @@ def test_every_part_may_be_killed_while_requests_travel_in_waves(few_models: Pat
     assert report["counts"]["waves: requests answered"] > 0
 
 
+@pytest.mark.long
 def test_no_part_that_lives_is_lost_under_overload(few_models: Path) -> None:
     """The short form of `make overload`; how soon ends are known, and for how long a busy process may be silent,
     depends on the machine, so its limits are wide.

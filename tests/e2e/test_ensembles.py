@@ -421,6 +421,7 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
 
 
 @pytest.mark.parametrize("role", ["batcher", "executor"])
+@pytest.mark.long
 def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp_path: Path, role: str) -> None:
     before, copied = counted(server, "triple"), counted(server, "copying")["success"]
     with ThreadPoolExecutor(1) as pool:

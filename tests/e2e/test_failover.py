@@ -31,6 +31,7 @@ def parts_of(server: Server) -> set[int]:
     return {p["pid"] for p in server.processes() if "parent" not in p}
 
 
+@pytest.mark.long
 def test_a_failover_loses_no_acknowledged_job_and_needs_nobody(tmp_path: Path) -> None:
     models.scaling(tmp_path / "models", "doubles", 2.0)
     acknowledged: list[str] = []

@@ -224,6 +224,7 @@ def test_readiness_index_and_statistics_are_the_same_whoever_is_asked(stack: Any
     assert counts["double"] == 3
 
 
+@pytest.mark.long
 def test_a_stream_is_read_on_at_another_gateway_when_its_own_is_killed(stack: Any, tmp_path: Path) -> None:
     gates = tmp_path / "gate"
 

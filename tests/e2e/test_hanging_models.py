@@ -15,6 +15,8 @@ from e2e_models import WIDTH, put, scaling
 
 from batcher.scheduling.poison.poison_isolation import CULPRIT_OF_LOSSES
 
+pytestmark = pytest.mark.long
+
 HOURS = 1e12
 """Iterations of a loop that does a million a second."""
 

@@ -28,6 +28,8 @@ from charonia import keys
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ProcessLeft, facts_of
 
+pytestmark = pytest.mark.long
+
 TTL_MS = 7_000
 LONGER_THAN_THE_DEFAULT_MS = 2_500
 GATEWAY_TTL_S = 4

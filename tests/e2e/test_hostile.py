@@ -23,6 +23,8 @@ from e2e_asking import client, infer_json, inputs, on_the_page, post, statistics
 from e2e_models import WIDTH
 from hostile_bench import MAX_INPUT_BYTES, Connection, asked, attacked, exchange, head, neighbour_asks, scale_body
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

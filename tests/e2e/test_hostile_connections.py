@@ -21,6 +21,8 @@ from e2e_asking import client, inputs
 from e2e_models import WIDTH
 from hostile_bench import Connection, attacked, head, neighbour_asks, scale_body
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

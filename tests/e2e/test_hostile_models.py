@@ -17,6 +17,8 @@ from e2e_asking import index, infer, until
 from e2e_server import Server, serving
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.long
+
 SECRET = b"the key to everything"
 
 HOSTILE = """

@@ -114,6 +114,7 @@ def test_one_that_is_not_started(models: Path) -> None:
     responses.cancel()
 
 
+@pytest.mark.long
 def test_a_repository_that_is_broken(models: Path, tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"model repository '.*nowhere' is not a directory"):
         Server(model_repository=str(tmp_path / "nowhere")).start()
@@ -138,6 +139,7 @@ def test_a_repository_that_is_broken(models: Path, tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.long
 def test_a_gateway_that_cannot_start_is_undone(
     models: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_load_may_override_configuration_and_files(models: Path) -> None:
         assert first(server, "double") == 2.0
 
 
+@pytest.mark.long
 def test_two_servers_know_nothing_of_one_another(models: Path, tmp_path: Path) -> None:
     scaling(tmp_path / "others", "double", 7.0)
     with (
@@ -218,6 +221,7 @@ def test_metrics_may_be_off(models: Path) -> None:
         assert "nv_" not in server.metrics()
 
 
+@pytest.mark.long
 def test_a_state_directory_is_kept_and_held(models: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     kept: Any = {"model_repository": str(models), "serve_options": {"state_dir": str(state)}}
@@ -256,6 +260,7 @@ def test_a_stop_waits_for_what_is_open(models: Path, tmp_path: Path) -> None:
     assert not stopping.is_alive()
 
 
+@pytest.mark.long
 def test_a_stop_does_not_wait_for_ever(models: Path, tmp_path: Path) -> None:
     gated(models, "gated", "")
     gate, entered = tmp_path / "gate", tmp_path / "entered"
@@ -314,6 +319,7 @@ def ended(process: subprocess.Popen[str], pids: list[int], tmp_path: Path) -> tu
     return process.returncode, out, errors
 
 
+@pytest.mark.long
 def test_ctrl_c_while_a_program_waits_for_an_answer(models: Path, tmp_path: Path) -> None:
     gated(models, "gated", "")
     gate, entered = tmp_path / "gate", tmp_path / "entered"
@@ -339,6 +345,7 @@ def test_ctrl_c_while_a_program_waits_for_an_answer(models: Path, tmp_path: Path
     assert ended(process, pids, tmp_path) == (0, "True True\n", "")
 
 
+@pytest.mark.long
 def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
     slow = "import time, os\nopen(os.path.dirname(__file__) + '/../entered', 'w').close()\ntime.sleep(60)\n"
     python(tmp_path / "models", "slow", slow, 'input { name: "X" data_type: TYPE_INT32 dims: [1] }')
@@ -361,6 +368,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["forgets", "fails", "is killed", "is forked"])
+@pytest.mark.long
 def test_a_program_that_does_not_stop_its_server(models: Path, tmp_path: Path, end: str) -> None:
     process = program(
         tmp_path,

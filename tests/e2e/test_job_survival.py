@@ -36,6 +36,7 @@ def _kill(server: Any, role: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_jobs_survive_every_part_and_all_at_once(models: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     server = start(models, state)

@@ -132,6 +132,7 @@ def _size_bytes(path: Path) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Path, serve: Any, tmp_path: Path) -> None:
     server = serve(models, "--executors=2")
     entered, gate = tmp_path / "entered", tmp_path / "gate"
@@ -208,6 +209,7 @@ async def _ask_many(server: Any, count: int, choose: np.random.Generator) -> lis
 
 
 @pytest.mark.parametrize("flags", [(), ("--grpc-front=grpcio",), ("--batcher=separate",)])
+@pytest.mark.long
 def test_random_tensors_of_many_sizes_come_back_byte_by_byte(flags: tuple[str, ...], echoes: Path, serve: Any) -> None:
     server = serve(echoes, *flags)
     assert all(asyncio.run(_ask_many(server, 200, np.random.default_rng(7))))
@@ -217,6 +219,7 @@ def test_random_tensors_of_many_sizes_come_back_byte_by_byte(flags: tuple[str, .
     _wait_given_back(server)
 
 
+@pytest.mark.long
 def test_small_requests_of_many_callers_share_slots_and_outlive_executors(echoes: Path, serve: Any) -> None:
     with (echoes / "echo" / "config.pbtxt").open("a") as config:
         config.write("dynamic_batching { }\n")
@@ -243,6 +246,7 @@ def test_small_requests_of_many_callers_share_slots_and_outlive_executors(echoes
     _wait_given_back(server)
 
 
+@pytest.mark.long
 def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path, serve: Any) -> None:
     server = serve(echoes, "--executors=2")
 
@@ -281,6 +285,7 @@ def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path,
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.long
 def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echoes: Path, serve: Any) -> None:
     server = serve(echoes)
 
@@ -320,6 +325,7 @@ def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echo
     _wait_given_back(server)
 
 
+@pytest.mark.long
 def test_a_slow_reader_gets_its_bytes_while_others_use_slots(echoes: Path, serve: Any) -> None:
     server = serve(echoes)
     values = np.random.default_rng(5).random((1, 2_000_000), dtype=np.float32)
@@ -351,6 +357,7 @@ def test_a_slow_reader_gets_its_bytes_while_others_use_slots(echoes: Path, serve
     _wait_given_back(server)
 
 
+@pytest.mark.long
 def test_a_gateway_killed_under_large_requests_leaves_bounded_memory(echoes: Path, serve: Any) -> None:
     server = serve(echoes)
     before = server.pids("gateway")[0]
@@ -395,6 +402,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.long
 def test_answers_larger_than_any_slot_come_whole(protocol: str, tmp_path: Path, serve: Any) -> None:
     """Of requests that travel in waves, by a model without batches."""
     e2e_models.python(tmp_path / "models", "grows", GROWS, GROWS_CONFIG)

@@ -114,6 +114,7 @@ async def _keep_asking(url: str, stop: asyncio.Event, killed: asyncio.Event, ind
         ("redis", ()),
     ],
 )
+@pytest.mark.long
 def test_kill_under_load(role: str, flags: tuple[str, ...], few_models: Path, serve: Any) -> None:
     server = serve(few_models, *flags)
 

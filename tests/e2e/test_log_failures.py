@@ -80,6 +80,7 @@ def counted(server: Any, name: str) -> float:
 
 
 @pytest.mark.parametrize(("flags", "parts"), [((), 2), (("--executors=2",), 4)], ids=["colocated", "separate"])
+@pytest.mark.long
 def test_serving_resumes_by_itself_on_a_flushed_log(
     repository: Path, tmp_path: Path, flags: tuple[str, ...], parts: int
 ) -> None:
@@ -122,6 +123,7 @@ def parts_of(server: Any) -> set[int]:
     return {p["pid"] for p in server.processes() if "parent" not in p}
 
 
+@pytest.mark.long
 def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(repository: Path, tmp_path: Path) -> None:
     server = start(repository, tmp_path / "state", "--executors=2", *LEASES_OF_TWO_SECONDS)
     server.wait_ready()
@@ -165,6 +167,7 @@ def own_log() -> Iterator[PrivateServer]:
         shutil.rmtree(state_dir)
 
 
+@pytest.mark.long
 def test_a_dead_log_is_said_at_once_and_accepts_nothing(repository: Path, tmp_path: Path) -> None:
     with own_log() as log:
         server = start(repository, tmp_path / "state", f"--log-url={log.url}")
@@ -208,6 +211,7 @@ def job_state(server: Any, job: str) -> Callable[[], str]:
     return look
 
 
+@pytest.mark.long
 def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
     """SIGKILL of every process at once, the log server included, at level fsync."""
     repository = tmp_path / "models"
@@ -246,6 +250,7 @@ def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--executors=2",)], ids=["colocated", "separate"])
+@pytest.mark.long
 def test_a_full_log_finishes_what_it_has_and_takes_nothing_new(tmp_path: Path, flags: tuple[str, ...]) -> None:
     repository = tmp_path / "models"
     models.gated(repository, "gated", "max_batch_size: 1")
@@ -277,6 +282,7 @@ def test_a_full_log_finishes_what_it_has_and_takes_nothing_new(tmp_path: Path, f
     assert "is lost: its heartbeat ended" not in server.log()
 
 
+@pytest.mark.long
 def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tmp_path: Path) -> None:
     """At level fsync, twice, under load: what was answered 202 succeeds, what could not be promised was not."""
     server = start(repository, tmp_path / "state", "--durability=fsync")

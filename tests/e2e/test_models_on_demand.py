@@ -114,6 +114,7 @@ def test_every_model_answers_and_few_are_held(server: Any) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_killed_executor_costs_no_answer(server: Any) -> None:
     """What it held is loaded by the other one, or by its successor."""
     order = random.Random(6)

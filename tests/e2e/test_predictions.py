@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 QUESTION = "executors=+1 delay=1ms rate=x3"
 
 
+@pytest.mark.long
 def test_a_recording_a_question_and_what_came_true(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

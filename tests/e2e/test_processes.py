@@ -69,6 +69,7 @@ def test_sigterm_drains_and_leaves_nothing(few_models: Path, tmp_path: Path) -> 
     assert "Traceback" not in server.log()
 
 
+@pytest.mark.long
 def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state", "--executors=2")
 
@@ -92,6 +93,7 @@ def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, 
     assert server.stop() == 0, server.log()
 
 
+@pytest.mark.long
 def test_kill_9_of_the_parent_ends_every_child(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state")
     server.wait_ready()
@@ -185,6 +187,7 @@ def _fails(*arguments: str, cwd: Path) -> str:
         (["--model-repository", ".", "--grpc-use-ssl=true"], "--grpc-use-ssl needs --grpc-server-key and"),
     ],
 )
+@pytest.mark.long
 def test_errors_at_start_are_one_sentence(flags: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     text = _fails(
@@ -289,6 +292,7 @@ def _wait_for(seen: Callable[[], bool]) -> None:
     asyncio.run(poll())
 
 
+@pytest.mark.long
 def test_what_a_killed_server_left_does_not_look_ready(few_models: Path, tmp_path: Path) -> None:
     before = start(few_models, tmp_path / "state")
     before.wait_ready()
@@ -308,6 +312,7 @@ def test_a_broken_model_may_be_left_out(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_a_start_that_hangs_can_be_stopped(tmp_path: Path) -> None:
     version = tmp_path / "models" / "hangs" / "1"
     version.mkdir(parents=True)
@@ -380,6 +385,7 @@ def test_a_port_that_is_taken_is_said_before_models_are_loaded(tmp_path: Path) -
         assert f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use" in server.log()
 
 
+@pytest.mark.long
 def test_a_slow_start_may_be_watched(tmp_path: Path) -> None:
     go = tmp_path / "go"
     models = _slow_repository(tmp_path / "models", go)
@@ -405,6 +411,7 @@ def test_a_slow_start_may_be_watched(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state")
     server.wait_ready()

@@ -53,6 +53,7 @@ def submit(server: Server, value: int) -> str:
     [("executor+batcher", ()), ("executor", ("--batcher=separate", "--executors=2"))],
     ids=["together", "apart"],
 )
+@pytest.mark.long
 def test_healthy_work_survives_executors_killed_again_and_again(
     role: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:

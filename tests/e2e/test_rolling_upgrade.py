@@ -151,6 +151,7 @@ def is_closed(address: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_parts_are_replaced_in_order_and_no_call_fails(tmp_path: Path) -> None:
     models, loads = tmp_path / "models", tmp_path / "loads"
     scaling(models, "double", 2, config="dynamic_batching { }")

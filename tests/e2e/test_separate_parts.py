@@ -105,6 +105,7 @@ def test_both_gateways_know_and_count_everything(parts: Any) -> None:
     assert json.loads(one.get("/v2/models/triple")[1]) == json.loads(other.get("/v2/models/triple")[1])
 
 
+@pytest.mark.long
 def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
     gateways, batchers, executors = parts.gateways, parts.batchers, parts.executors
     until("each model has an owner", lambda: set().union(*map(owned, batchers)) == MODELS)

@@ -113,6 +113,7 @@ def test_a_voice_stream_outlives_its_executor(server: Any, examples: ModuleType,
     assert [remember(server, 7, start=True)[0], remember(server, 8, end=True)[0]] == [7, 15]
 
 
+@pytest.mark.long
 def test_interleaved_sequences_outlive_an_executor(server: Any) -> None:
     """Sent without waiting over streams; a value lost, doubled or out of order would show."""
     before = set(server.pids("executor"))

@@ -224,6 +224,7 @@ def load_on(server: Any) -> Load:
 
 
 @pytest.mark.parametrize("front", ["native", "grpcio"])
+@pytest.mark.long
 def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
     front: str, models: Path, serve: Callable[..., Any]
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
     assert "Traceback" not in server.log()
 
 
+@pytest.mark.long
 def test_a_drain_answers_what_every_gateway_has(models: Path, tmp_path: Path, serve: Callable[..., Any]) -> None:
     server = serve(models, "--gateways=2")
     gateways = server.pids("gateway")

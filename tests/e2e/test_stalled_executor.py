@@ -21,6 +21,8 @@ from e2e_server import REPOSITORY, Server
 
 from charonia.eventlog.embedded import PrivateServer, find_server
 
+pytestmark = pytest.mark.long
+
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 
 

@@ -32,6 +32,8 @@ from e2e_server import serving, start
 from stall_reports import own_work, reports
 from tritonclient.grpc import service_pb2
 
+pytestmark = pytest.mark.long
+
 REPORTED_MS = 50
 LIMIT_MS = 6 * REPORTED_MS
 """Below the 500 to 1000 ms that each of these messages took in one go before, and above what a sound loop is reported

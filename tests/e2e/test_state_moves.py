@@ -48,6 +48,7 @@ def tear(state: Path) -> None:
         file.write(b"*3\r\n$3\r\nSET\r\n$5\r\nepo")
 
 
+@pytest.mark.long
 def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: Path) -> None:
     models = carried.build_models(tmp_path / "models")
     valkey, redis = str(wheel_binary()), str(shutil.which("redis-server"))

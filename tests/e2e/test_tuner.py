@@ -110,6 +110,7 @@ def test_a_model_is_tuned(
     assert not [name for name in os.listdir(tmp_path) if name != "out"]
 
 
+@pytest.mark.long
 def test_two_models_are_tuned_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[..., Any]
 ) -> None:
@@ -146,6 +147,7 @@ def test_two_models_are_tuned_together(
         assert found.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_the_steps_of_an_ensemble_are_tuned_under_its_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[..., Any]
 ) -> None:

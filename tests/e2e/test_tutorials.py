@@ -27,6 +27,8 @@ PAGES = (
 )
 """What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
 `make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
+FIRST = ("README.md", "docs/jobs.md")
+"""The pages that `make test` follows; `make test-long` follows the others."""
 ASKED = 8
 
 
@@ -71,7 +73,9 @@ def _write_versions(model: Path, place: Path) -> None:
     (place / "config.pbtxt").write_text(config + "version_policy { all { } }\n" + recorded)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page in FIRST else pytest.mark.long) for page in PAGES]
+)
 def test_a_reader_sees_what_the_page_shows(page: str, tutorial_server: Server, tmp_path: Path) -> None:
     running = tutorial_server
     places = {"http": running.http, "grpc": running.grpc, "metrics": running.metrics, "log_url": running.log_url}

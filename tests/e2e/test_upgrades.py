@@ -46,6 +46,7 @@ def charonia(*words: str | Path) -> bytes:
 
 @pytest.mark.parametrize("moved", [False, True], ids=["as-it-is", "exported"])
 @pytest.mark.parametrize("revision", sorted(path.name for path in LEFT.iterdir()))
+@pytest.mark.long
 def test_it_goes_on_from_what_an_earlier_revision_left(
     models: Path, tmp_path: Path, revision: str, moved: bool
 ) -> None:

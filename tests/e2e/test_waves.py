@@ -129,6 +129,7 @@ def test_statistics_count_what_was_answered(server: Server) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_log_that_is_killed_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:
     with WaveLoad(server, "echo").running() as load:
         riding(server)
@@ -142,6 +143,7 @@ def test_a_log_that_is_killed_costs_outcomes_but_keeps_nobody_waiting(server: Se
     until_nothing_left(lambda: server.log_url)
 
 
+@pytest.mark.long
 def test_a_log_that_is_emptied_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:
     with WaveLoad(server, "echo").running() as load:
         riding(server)
@@ -154,6 +156,7 @@ def test_a_log_that_is_emptied_costs_outcomes_but_keeps_nobody_waiting(server: S
     until_nothing_left(lambda: server.log_url)
 
 
+@pytest.mark.long
 def test_parts_of_their_own_take_over_waves_of_those_that_are_killed(models: Path, tmp_path: Path) -> None:
     shared = f"--shm-dir={tmp_path / 'shm'}"
     repository = f"--model-repository={models}"

@@ -183,3 +183,17 @@ def test_each_test_of_the_log_is_made_over_all_topologies_or_says_why_not() -> N
     whole = {f"e2e/{path.stem}" for path in (tests / "e2e").glob("test_*.py")}
     assert set(every_topology.WHOLE) | elsewhere == whole
     assert not set(every_topology.WHOLE) & elsewhere
+
+
+def test_long_tests_are_left_out_by_one_verb_and_run_by_another() -> None:
+    """CI runs both verbs, and `make test-long` looks for them in every folder that has one."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = {name: re.search(rf"(?m)^{name}: .*\n((?:\t.*\n)+)", makefile)[1] for name in ("test", "test-long")}  # type: ignore[index]
+    assert [line.count(" -m 'not long' ") for line in recipes["test"].splitlines()] == [1, 1]
+    assert " -m long " in recipes["test-long"]
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.long\b", path.read_text())}
+    folders = {str(path.parent.relative_to(ROOT)) for path in marked}
+    assert folders
+    assert folders == set(re.findall(r"tests/\w+", recipes["test-long"]))
+    commands = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert {"make test", "make test-long"} <= set(commands)

@@ -237,6 +237,7 @@ def test_every_role_does_its_work_as_its_own_user(
 
 
 @pytest.mark.parametrize("house", [("--max-loaded-models=3",)], indirect=True)
+@pytest.mark.long
 def test_models_come_and_go_and_operators_mend_as_their_own_users(
     server: GuardedServer, house: Any, tmp_path: Path
 ) -> None:

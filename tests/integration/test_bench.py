@@ -22,6 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is in Debian's package nghttp2-client")
+@pytest.mark.long
 def test_two_checkouts_are_loaded_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.long
 async def test_executors_are_killed_again_and_again(stack: Stack) -> None:
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
     until = stack.directory / "until"
@@ -155,6 +156,7 @@ async def test_executors_are_killed_again_and_again(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("model", ["chain", "apart"])
+@pytest.mark.long
 async def test_executors_are_replaced_one_by_one(stack: Stack, model: str) -> None:
     """What outlasts the drain of one goes on at the other, and is not suspected."""
     brief = "--exit-timeout-secs=1"

@@ -164,6 +164,7 @@ async def are_undisturbed(stack: Stack, texts: list[Text]) -> None:
 
 
 @pytest.mark.parametrize("model", ["near", "apart"])
+@pytest.mark.long
 async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: Stack, model: str) -> None:
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
     texts = await ask_all(stack, model)
@@ -175,6 +176,7 @@ async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: 
     assert all(len(text.attempts) >= KILLS + 1 for text in texts)  # more where a busy machine misses a heartbeat
 
 
+@pytest.mark.long
 async def test_texts_are_the_same_while_their_executors_are_replaced(stack: Stack) -> None:
     """A rolling upgrade: what outlasts the drain of an executor goes on at its successor."""
     brief = "--exit-timeout-secs=1"
