@@ -81,7 +81,7 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
         raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
     with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
         folder = Path(place)
-        models = write_models(folder / "models", repository)
+        models = write_models(folder / "repository", repository)  # the tests remove `models`
         shutil.copytree(source / "tests", folder / "tests")
         files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
         converted(models / MODEL / "1" / "model.gguf", default_directory())
