@@ -77,7 +77,7 @@ def test_further_options_come_to_the_servers_of_tritons_tests(tmp_path: Path, mo
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").touch()
     given: dict[str, str] = {}
-    monkeypatch.setattr(running, "write_models", lambda folder, _repository: folder)
+    monkeypatch.setattr(running, "write_models", lambda folder, *_: folder)
     monkeypatch.setattr(running, "converted", lambda *_: None)
     monkeypatch.setattr(running, "tested", lambda _folder, _plugin, _files, own, *_: [given.update(own)][:0])
     options = ["--log-verbose=1", "--http-header-forward-pattern=a b"]
