@@ -1,7 +1,7 @@
 """Copies the tests of a suite, runs them in a process of pytest against `charonia serve`, and reads what came of each.
 
 A test that fails and stands in `exceptions.toml` is "excepted", with the reason written there; one that stands there
-and passes is "failed", so that the list stays true.
+and passes is "failed", so that the list stays true, unless its reason begins with "at times".
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[3]
 EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
 MODEL = "smollm2"
 WITHIN_S = 3600.0
+AT_TIMES = "at times: "
+"""The reasons of tests that fail in some runs begin so: by what the model says, or by how fast it says it."""
 ADAPTERS = ("zephyr-lora", "qwen3-lora")
 """Names that vLLM's tests ask for; each is an adapter with random weights."""
 VLLM_FILES = (
@@ -176,7 +178,7 @@ def judged(suite: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         reasons = [why for pattern, why in known.items() if fnmatch.fnmatchcase(one.name, pattern.replace("[", "[[]"))]
         if one.state == "failed" and reasons:
             yield replace(one, state="excepted", reason=reasons[0])
-        elif one.state == "ok" and reasons:
+        elif one.state == "ok" and reasons and not reasons[0].startswith(AT_TIMES):
             yield replace(one, state="failed", reason=f"passes, but is an exception: {reasons[0]}")
         else:
             yield one
