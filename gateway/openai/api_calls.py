@@ -149,7 +149,10 @@ class ApiCall:
 
 
 def _too_large(_headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
-    return f"request body of {size_bytes} bytes exceeds the maximum of {limit_bytes} bytes (--http-max-input-size)"
+    return (
+        f"Request size of {size_bytes} bytes exceeds the maximum allowed input size of {limit_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
 
 
 def read_object(body: bytes | memoryview) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def _error(status: int, form: str) -> dict[str, Any]:
     about, message = _ERRORS[status]
     example: dict[str, Any] = {"error": message}
     if form != "Error":
-        example = {"error": {"message": message, "type": "", "param": None, "code": None}, "detail": message}
+        example = {"error": {"message": message, "type": "", "param": None, "code": None}}
+        example |= {} if status in (401, 413) else {"detail": message}
     written: dict[str, Any] = {
         "description": about,
         "content": {"application/json": {"schema": ref(form), "example": example}},

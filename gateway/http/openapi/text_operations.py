@@ -226,7 +226,7 @@ def text_schemas() -> dict[str, Schema]:
     embedding = opened({"object": TEXT, "index": COUNT, "embedding": numbers})
     error = opened({"message": TEXT, "type": TEXT, "param": maybe(TEXT), "code": maybe(TEXT)})
     return {
-        ERROR: opened({"error": error, "detail": TEXT}),
+        ERROR: opened({"error": error}, {"detail": TEXT}),
         "ChatCompletionRequest": opened(
             {"model": TEXT, "messages": array(opened({"role": TEXT}))},
             {

@@ -1,6 +1,7 @@
 """Errors of the OpenAI API: `{"error": {message, type, param, code}, "detail": message}`. Pure.
 
-OpenAI's clients read `error`, those of Triton's OpenAI front `detail`.
+OpenAI's clients read `error`, those of Triton's OpenAI front `detail`. As in that front, a refusal before the endpoint
+has `error` alone: one without a key, or of a body that is too large.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _CODES = {401: "invalid_api_key", 413: "content_too_large", 429: "rate_limit_exceeded"}
+_WITHOUT_DETAIL = (401, 413)
 _STATUS = {**STATUS, ErrorCode.UNSUPPORTED: 400, ErrorCode.KEY_REUSED: 422}
 
 
@@ -50,7 +52,8 @@ def error_document(failure: Failure, *, is_message: bool = False) -> dict[str, A
     param, code = (failure.param, failure.code) if isinstance(failure, ApiError) else (None, None)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": failure.message, "type": kind, "param": param, "code": code or _CODES.get(status)}
-    return {**({"type": "error"} if is_message else {}), "error": error, "detail": failure.message}
+    detail = {} if status in _WITHOUT_DETAIL else {"detail": failure.message}
+    return {**({"type": "error"} if is_message else {}), "error": error, **detail}
 
 
 def render_failure(failure: Failure, *, is_message: bool = False) -> tuple[int, Headers, bytes]:

@@ -1,7 +1,7 @@
 """Copies the tests of a suite, runs them in a process of pytest against `charonia serve`, and reads what came of each.
 
 A test that fails and stands in `exceptions.toml` is "excepted", with the reason written there; one that stands there
-and passes is "failed", so that the list stays true.
+and passes is "failed", so that the list stays true, unless its reason begins with "at times".
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[3]
 EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
 MODEL = "smollm2"
 WITHIN_S = 3600.0
+AT_TIMES = "at times: "
+"""The reasons of tests that fail in some runs begin so: by what the model says, or by how fast it says it."""
 ADAPTERS = ("zephyr-lora", "qwen3-lora")
 """Names that vLLM's tests ask for; each is an adapter with random weights."""
 VLLM_FILES = (
@@ -42,10 +44,14 @@ _LEFT_OUT = ("--tokenizer", "--backend", "--tool-call-parser")
 """Options of the frontend for what stands in a model's own files here; each has a value."""
 _GROUPS = {"model-repository": "model-repository,metadata", "metrics": "statistics"}
 """The frontend's groups of restricted endpoints that have other names here: lists of models are `metadata`."""
+_SHORT_CONTEXT = 'parameters { key: "charonia.context" value { string_value: "1024" } }\n'
+"""In tokens. The frontend writes 16 tokens unless a chat asks for more, and we as many as the context has room for."""
 _OPTIONS = (
     *("-q", "--no-header", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
     *("-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=function"),
 )
+_LOOP_OF_CLASS = ("-o", "asyncio_default_test_loop_scope=class")
+"""The tests of a class share a client, whose connections belong to an event loop."""
 
 
 def vllm(source: Path, repository: Path, serve: Sequence[str] = (), only: str = "") -> Iterator[Outcome]:
@@ -60,7 +66,7 @@ def vllm(source: Path, repository: Path, serve: Sequence[str] = (), only: str = 
         raise LoadTestError(f"there are no tests of vLLM's entrypoints in {tests}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="charonia-suite-")))
-        models = write_models(folder / "models", repository)
+        models = write_models(folder / "models", repository, adapters=ADAPTERS)
         for file, name in zip(files, VLLM_FILES, strict=True):
             target = folder / "tests" / "entrypoints" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +87,7 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
         raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
     with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
         folder = Path(place)
-        models = write_models(folder / "models", repository)
+        models = write_models(folder / "repository", repository, _SHORT_CONTEXT)  # the tests remove `models`
         shutil.copytree(source / "tests", folder / "tests")
         files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
         converted(models / MODEL / "1" / "model.gguf", default_directory())
@@ -93,7 +99,7 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
             "SUITE_FRONTEND": str(source.resolve() / "openai_frontend"),
             "SUITE_SERVE": shlex.join(serve),
         }
-        yield from judged("triton", tested(folder, "triton_tests", files, own, only, "tests"))
+        yield from judged("triton", tested(folder, "triton_tests", files, own, only, "tests", _LOOP_OF_CLASS))
 
 
 def renamed(text: str) -> str:
@@ -103,8 +109,11 @@ def renamed(text: str) -> str:
     return text
 
 
-def write_models(folder: Path, repository: Path) -> Path:
-    """A repository with the example's model, and adapters of random weights. Needs `tests/rigs` on the path."""
+def write_models(folder: Path, repository: Path, parameters: str = "", adapters: Sequence[str] = ()) -> Path:
+    """A repository with the example's model, and adapters of random weights. Needs `tests/rigs` on the path.
+
+    `parameters` are lines of the model's configuration, `adapters` names.
+    """
     from lora_files import write_adapter
 
     weights = repository / MODEL / "1" / "model.gguf"
@@ -112,19 +121,28 @@ def write_models(folder: Path, repository: Path) -> Path:
         raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
     version = folder / MODEL / "1"
     version.mkdir(parents=True)
-    (folder / MODEL / "config.pbtxt").write_text(f'name: "{MODEL}"\nbackend: "llm"\n')
+    (folder / MODEL / "config.pbtxt").write_text(f'name: "{MODEL}"\nbackend: "llm"\n{parameters}')
     (version / "model.gguf").symlink_to(weights.resolve())
-    for seed, name in enumerate(ADAPTERS):
+    for seed, name in enumerate(adapters):
         write_adapter(version / "adapters" / name, seed, modules=("self_attn.q_proj", "self_attn.v_proj"))
     return folder
 
 
 def tested(
-    folder: Path, plugin: str, files: Sequence[str], own: Mapping[str, str], only: str, below: str
+    folder: Path,
+    plugin: str,
+    files: Sequence[str],
+    own: Mapping[str, str],
+    only: str,
+    below: str,
+    options: Sequence[str] = (),
 ) -> list[Outcome]:
-    """Runs files of tests in a process of their own; the outcome of each test. Raises LoadTestError without any."""
+    """Runs files of tests in a process of their own; the outcome of each test. Raises LoadTestError without any.
+
+    `options` are further ones of pytest.
+    """
     report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-p", f"loadtest.clients.suites.{plugin}", *_OPTIONS]
+    command = [sys.executable, "-m", "pytest", "-p", f"loadtest.clients.suites.{plugin}", *_OPTIONS, *options]
     command += [f"--rootdir={folder}", f"--junitxml={report}", "-o", "junit_family=xunit1", "-c", "/dev/null"]
     command += [*(("-k", only) if only else ()), *(f"{below}/{name}" for name in files)]
     given = {**own, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -160,7 +178,7 @@ def judged(suite: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         reasons = [why for pattern, why in known.items() if fnmatch.fnmatchcase(one.name, pattern.replace("[", "[[]"))]
         if one.state == "failed" and reasons:
             yield replace(one, state="excepted", reason=reasons[0])
-        elif one.state == "ok" and reasons:
+        elif one.state == "ok" and reasons and not reasons[0].startswith(AT_TIMES):
             yield replace(one, state="failed", reason=f"passes, but is an exception: {reasons[0]}")
         else:
             yield one

@@ -91,9 +91,9 @@ class _Mode:
     NONE, EXPLICIT = "none", "explicit"
 
 
-sys.path.append(os.environ["SUITE_FRONTEND"])
+sys.path.append(os.environ["SUITE_FRONTEND"])  # for the bound of a body, and the words of its refusal
 stand_for(
-    ("tritonserver", "huggingface_hub", "transformers"),
+    ("tritonserver", "huggingface_hub", "transformers", "vllm", "fastapi", "starlette", "uvicorn", "engine"),
     tests__utils={
         "OpenAIServer": OpenAIServer,
         "setup_server": setup_server,
@@ -101,4 +101,6 @@ stand_for(
     },
     fastapi__testclient={"TestClient": TestClient},
     tritonserver={"ModelControlMode": _Mode, "Server": Served},
+    frontend__fastapi__middleware__api_restriction={},
+    openai_frontend__engine__utils__triton={},
 )

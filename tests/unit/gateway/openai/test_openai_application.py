@@ -151,12 +151,18 @@ async def test_bodies_that_are_too_large(settings: GatewaySettings, handler: Any
     async with over(OpenAiApplication(small, handler, OpenAiInterface(small, handler))) as client:
         reply = await client.post(CHAT, content=b"x" * 1001)
     assert (reply.status_code, reply.json()["error"]["type"]) == (413, "invalid_request_error")
+    assert reply.json().keys() == {"error"}
+    assert reply.json()["error"]["message"] == (
+        "Request size of 1001 bytes exceeds the maximum allowed input size of 1000 bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
 
 
 async def test_keys_are_needed_where_tenants_are(client: httpx2.AsyncClient, handler: Any) -> None:
     handler.tenants = {"secret": "acme"}
     reply = await client.post(CHAT, json=BODY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert reply.json().keys() == {"error"}
     assert "www-authenticate" in reply.headers
     assert (await client.get("/v1/models")).status_code == 401
     assert (await client.get("/health")).status_code == 200

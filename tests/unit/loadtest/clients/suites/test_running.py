@@ -62,14 +62,16 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_exceptions_are_those_that_fail(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "exceptions.toml").write_text('[vllm]\n"a.py::test_two[*" = "why"\n"a.py::test_old" = "no more"\n')
+    known = '"a.py::test_two[*" = "why"\n"a.py::test_old" = "no more"\n"a.py::test_luck" = "at times: by luck"\n'
+    (tmp_path / "exceptions.toml").write_text(f"[vllm]\n{known}")
     monkeypatch.setattr(running, "EXCEPTIONS", tmp_path / "exceptions.toml")
-    found = running.judged(
-        "vllm", [Outcome(f"a.py::{name}", state) for name, state in (("test_two[x]", "failed"), ("test_old", "ok"))]
-    )
+    runs = (("test_two[x]", "failed"), ("test_old", "ok"), ("test_luck", "ok"), ("test_luck", "failed"))
+    found = running.judged("vllm", [Outcome(f"a.py::{name}", state) for name, state in runs])
     assert [(one.state, one.reason) for one in found] == [
         ("excepted", "why"),
         ("failed", "passes, but is an exception: no more"),
+        ("ok", ""),
+        ("excepted", "at times: by luck"),
     ]
 
 
@@ -77,7 +79,7 @@ def test_further_options_come_to_the_servers_of_tritons_tests(tmp_path: Path, mo
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").touch()
     given: dict[str, str] = {}
-    monkeypatch.setattr(running, "write_models", lambda folder, _repository: folder)
+    monkeypatch.setattr(running, "write_models", lambda folder, *_: folder)
     monkeypatch.setattr(running, "converted", lambda *_: None)
     monkeypatch.setattr(running, "tested", lambda _folder, _plugin, _files, own, *_: [given.update(own)][:0])
     options = ["--log-verbose=1", "--http-header-forward-pattern=a b"]
