@@ -78,7 +78,7 @@ def vllm(source: Path, repository: Path, serve: Sequence[str] = (), only: str = 
         tokenizer = converted(models / MODEL / "1" / "model.gguf", default_directory())  # once, maybe for minutes
         server = stack.enter_context(Charonia(models, ["--openai-on-http-port=true", *serve])).endpoints
         own = {"SUITE_URL": f"http://{server.http}", "SUITE_TOKENIZER": str(tokenizer)}
-        yield from judged("vllm", tested(folder, "vllm_tests", list(VLLM_FILES), own, only, "tests/entrypoints"))
+        yield from judged("vllm", tested(folder, "vllm_tests", list(VLLM_FILES), own, only, "tests/entrypoints", ()))
 
 
 def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str = "") -> Iterator[Outcome]:
@@ -135,7 +135,7 @@ def tested(
     own: Mapping[str, str],
     only: str,
     below: str,
-    options: Sequence[str] = (),
+    options: Sequence[str],
 ) -> list[Outcome]:
     """Runs files of tests in a process of their own; the outcome of each test. Raises LoadTestError without any.
 
