@@ -117,7 +117,7 @@ test-long: $(VENV)/.tested models ## the tests that take long and guard what sel
 	$(BIN)/python -m pytest tests/integration tests/e2e -m long -n 3 $(BY_FILE) --durations=15
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
-	redis_log_limits redis_waves sentinel wave_losses
+	operators_redis redis_log_limits redis_waves sentinel wave_losses
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
 	@$(MAKE) --no-print-directory lint types contracts
 	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)

@@ -355,10 +355,11 @@ class Awaited:
             if deadline_ns:
                 door.waves.expiry.watch(deadline_ns)
             return await call.future
-        except CharoniaError as error:
-            raise shed(error) from None
-        except BaseException:
-            call.abandon()
+        except BaseException as error:
+            if not call.future.done() or call.future.cancelled():
+                call.abandon()
+            if isinstance(error, CharoniaError):
+                raise shed(error) from None
             raise
         finally:
             if held_bytes:

@@ -262,7 +262,10 @@ class Waves:
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
         """End the remaining calls of a wave with an error of this gateway."""
         for call in [call for call in wave.calls if call.wave is wave]:
-            self._fail_one(wave, call, error)
+            try:
+                self._fail_one(wave, call, error)
+            except Exception:  # the other calls end nevertheless
+                _log.exception("a caller could not be told of an error")
 
     def _fail_one(self, wave: PendingWave, call: Call, error: CharoniaError) -> None:
         self._take_out(wave, call)
@@ -325,12 +328,12 @@ class Waves:
             await asyncio.shield(wave.burst)
 
     async def _burst_pieces(self, wave: PendingWave, pieces: list[Buffer]) -> None:
-        record = unpack_wave(b"".join(pieces))
-        sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
-        fields = record_fields([request.record for request in record.requests()])
         try:
+            record = unpack_wave(b"".join(pieces))
+            sizes = list(zip(record.ids(), record.request_bytes(), strict=True))
+            fields = record_fields([request.record for request in record.requests()])
             await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
-        except BaseException:  # the next deadline tries again: what was burst nevertheless is not burst twice
+        except BaseException:  # the next deadline tries again: `burst` does nothing for a wave that was burst
             wave.pieces, wave.burst = pieces, None
             raise
 

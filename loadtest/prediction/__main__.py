@@ -82,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 def compared(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of the recording, and of each question as predicted and measured. Raises LoadTestError."""
+    if options.rounds < 1 or options.requests < 1 or options.rate <= 0:
+        raise LoadTestError("--rounds, --requests and --rate have to be above 0")
     asked = [question(words) for words in options.what_if or QUESTIONS]
     texts = [one.text for one in asked]
     intervals = arrivals_us(options.requests, options.rate, options.seed)

@@ -206,7 +206,8 @@ def _checked(source: ModelSource, content: bytes) -> Any:
 
     # an export has its own datatypes, 64 bits included
     jax.config.update("jax_enable_x64", True)
-    if not any(group.kind == group.KIND_GPU or group.gpus for group in source.config.instance_group):
+    on_cpus = not any(group.kind == group.KIND_GPU or group.gpus for group in source.config.instance_group)
+    if on_cpus and source.isolation != "none":  # the process is this model's
         jax.config.update("jax_platforms", "cpu")  # a JAX that knows GPUs would make a context on each
     exported = export.deserialize(bytearray(content))
     oldest, newest = (

@@ -133,7 +133,9 @@ def _saved_model(source: ModelSource, path: Path) -> tuple[Run, GraphSignature]:
 
 
 def _runner(session: Any, given: Mapping[str, str], found: Mapping[str, str]) -> Run:
-    """Runs of a session. `given` and `found` say which tensors of the graph inputs and outputs are: else their own."""
+    """Runs of a session. `given` and `found` map inputs and outputs to tensors of the graph; a name without an entry is
+    that of its tensor.
+    """
 
     def run(inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         fed = {given.get(name) or _tensor_name(name): array for name, array in inputs.items()}
@@ -147,11 +149,17 @@ def _tags(source: ModelSource, path: Path) -> list[str]:
     """All tags of the graph that has the wanted one: TensorFlow finds a graph only by the whole set."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    wanted = source.parameter("TF_GRAPH_TAG") or "serve"
-    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    asked = source.parameter("TF_GRAPH_TAG")
+    wanted = asked or "serve"
+    file = path / "saved_model.pb"
+    if not file.exists():  # TensorFlow also reads a text, and a graph in several files
+        return [wanted]
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     known = [list(graph.meta_info_def.tags) for graph in saved.meta_graphs]
+    if [wanted] in known:
+        return [wanted]
     for tags in known:
-        if wanted in tags:
+        if wanted in tags or (not asked and len(known) == 1):
             return tags
     listed = sorted({tag for tags in known for tag in tags})
     raise InvalidArgument(

@@ -72,7 +72,7 @@ async def test_waves_come_in_the_order_they_were_sent(subject: Subject, reader: 
     assert told == [entry.id for entry in collector.entries[QUEUE]]
 
 
-async def test_who_fails_over_its_acceptance_withholds_no_other(subject: Subject) -> None:
+async def test_a_callback_that_raises_withholds_no_other_acceptance(subject: Subject) -> None:
     told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
     def fails(_result: object) -> None:

@@ -66,8 +66,8 @@ class RedisWaves:
             for done, result in zip(dones, results, strict=True):
                 try:
                     done(result)
-                except Exception:  # the other waves of this write hear of theirs nevertheless
-                    _log.exception("the acceptance of a wave could not be handled")
+                except Exception:  # the other waves of this write get their results
+                    _log.exception("the log's answer to a wave could not be handled")
 
         if not self._connection.batch_now(pieces, len(dones) + 2 * (len(dones) > 1), answered):
             answered(None)

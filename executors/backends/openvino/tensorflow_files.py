@@ -84,7 +84,8 @@ def choose_signature(name: str, content: bytes, tag: str | None, signature: str 
         raise InternalError(f"the file '{SAVED_MODEL}' of '{name}' is no SavedModel: {error}") from None
     tag = tag or _SERVING_TAG
     tags = [[word for info in graph.info for word in info.tags] for graph in saved.graphs]
-    graph = next((graph for graph, words in zip(saved.graphs, tags, strict=True) if tag in words), None)
+    fitting = [(words != [tag], at) for at, words in enumerate(tags) if tag in words]
+    graph = saved.graphs[min(fitting)[1]] if fitting else None
     if graph is None:
         others = _listed(word for words in tags for word in words)
         raise InvalidArgument(

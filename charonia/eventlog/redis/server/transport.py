@@ -179,7 +179,7 @@ class Wire(asyncio.Protocol):
                     collected = waiter.replies
                     collected.append(reply)
                     if len(collected) == waiter.count:
-                        waiter.done(collected)
+                        _finish(waiter, collected)
                 elif not waiter.done():  # type: ignore[call-arg]
                     if type(reply) is hiredis.ReplyError:
                         waiter.set_exception(self.refused(reply))  # type: ignore[union-attr]
@@ -214,10 +214,18 @@ class Wire(asyncio.Protocol):
             if isinstance(waiter, _Batch):
                 if waiter is not failed:
                     failed = waiter
-                    waiter.done(None)
+                    _finish(waiter, None)
             elif not waiter.done():
                 waiter.set_exception(lost())
         self._on_lost(self, exc)
+
+
+def _finish(batch: _Batch, replies: list[Any] | None) -> None:
+    """Tell who sent a batch its replies. What that raises is not the connection's fault, nor that of other commands."""
+    try:
+        batch.done(replies)
+    except Exception:
+        _logger.exception("the replies to a batch of commands could not be handled")
 
 
 def lost() -> LogUnavailable:

@@ -24,6 +24,14 @@ def test_the_usual_signature_needs_no_other_file(tmp_path: Path) -> None:
     assert (chosen.inputs, chosen.outputs, chosen.file) == (("picture",), ("scores", "raw"), None)
 
 
+def test_the_graph_with_the_tag_alone_comes_first(tmp_path: Path) -> None:
+    content = written(tmp_path, BOTH, (("serve", "gpu"), ("serve",), ("fast", "serve")))
+    graphs = {tag: choose_signature("m", content, tag, "add").file or b"" for tag in ("serve", "gpu", "fast")}
+    for tag, other in (("serve", "gpu"), ("gpu", "fast"), ("fast", "gpu")):
+        with pytest.raises(InvalidArgument, match=f"expected '{other}' tag"):
+            choose_signature("m", graphs[tag], other, None)
+
+
 @pytest.mark.parametrize(
     ("signatures", "tags", "tag", "signature"),
     [
