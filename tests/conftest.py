@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SERVER] = chosen_server.put_first(directory)
 
 
-_LONG = [
+_FIRST = [
     "integration/test_bench.py",
     "integration/test_acl.py",
     "integration/test_sentinel.py",
@@ -72,7 +72,7 @@ _LONG = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {Path(__file__).parent / name: at for at, name in enumerate(_LONG)}
+    rank = {Path(__file__).parent / name: at for at, name in enumerate(_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 

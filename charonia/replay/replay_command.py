@@ -229,10 +229,11 @@ def _nothing(model: str, lines: Lines, others: int, rules: RecordingRules | str)
         return text
     if isinstance(rules, str):
         return f"{text}: {rules}"
-    tenants = "any tenant's" if EVERYONE in rules.tenants else " or ".join(sorted(rules.tenants)) or "no tenant's"
+    named = ", ".join(sorted(rules.tenants))
+    tenants = "any tenant" if EVERYONE in rules.tenants else f"the tenants {named}" if named else "no tenant"
     return (
-        f"{text}: it records {rules.share * 100:g} % of the requests without a tenant and of {tenants} ({TENANTS}), "
-        f"keeps them {rules.keep_s / 86_400:g} days, and none of this time is there"
+        f"{text}: it records {rules.share * 100:g} % of the requests without a tenant, and of those of {tenants} "
+        f"({TENANTS}), keeps them {rules.keep_s / 86_400:g} days, and none of this time is there"
     )
 
 

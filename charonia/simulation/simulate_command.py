@@ -82,7 +82,7 @@ def _nothing(options: argparse.Namespace) -> str:
     if options.trace:
         return f"nothing that ran was recorded{of_these}"
     return (
-        f"nothing that ran is in the journal{of_these}: it has jobs alone unless the server runs with --journal all; "
+        f"nothing that ran is in the journal{of_these}: it has only jobs unless the server runs with --journal all; "
         "or trace requests, and name the file"
     )
 

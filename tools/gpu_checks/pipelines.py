@@ -1,6 +1,6 @@
 """Models of other frameworks: a JAX export on the device, and an ensemble of torch and trees.
 
-The export is served by the plug-in for JAX where it is installed, else by a python model that runs the same file.
+The export is served by the plug-in for JAX where it is installed, otherwise by a python model that runs the same file.
 """
 
 from __future__ import annotations

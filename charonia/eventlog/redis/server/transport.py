@@ -221,7 +221,7 @@ class Wire(asyncio.Protocol):
 
 
 def _finish(batch: _Batch, replies: list[Any] | None) -> None:
-    """Tell who sent a batch its replies. What that raises is not the connection's fault, nor that of other commands."""
+    """Hand a batch its replies. An error of its callback ends neither the connection nor other commands."""
     try:
         batch.done(replies)
     except Exception:

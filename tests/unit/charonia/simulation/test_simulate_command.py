@@ -116,7 +116,7 @@ def test_an_empty_journal_says_what_records_requests(
 
     monkeypatch.setattr("charonia.simulation.simulate_command._of_journals", none)
     assert main(["simulate", "--log-url", "redis://nowhere", "-m", "m"]) == 1
-    assert "in the journal of these models: it has jobs alone unless the server runs with --journal all" in (
+    assert "in the journal of these models: it has only jobs unless the server runs with --journal all" in (
         capsys.readouterr().err
     )
 
