@@ -259,7 +259,7 @@ def _device(spec: InstanceSpec, platforms: Sequence[str]) -> Any:
     wanted = spec.device_id if spec.kind == "GPU" else min(devices, default=0)
     if wanted not in devices:
         raise Unsupported(
-            f"model '{spec.source.name}' asks for an instance on {platform} {wanted}, but JAX has "
+            f"model '{spec.source.name}' asks for an instance on {spec.kind} {wanted}, but JAX has "
             f"{', '.join(map(str, devices)) or 'none'} where it runs"
         )
     return devices[wanted]

@@ -190,7 +190,7 @@ async def test_files_and_configurations_that_are_wrong(tmp_path: Path) -> None:
     error = await error_of(gpu)
     assert "was exported for cuda, but has an instance of kind CPU: export with platforms=['cpu', ...]" in error.message
     loaded = await BackendRegistry().get("jax").load(gpu.source)
-    with pytest.raises(Unsupported, match="asks for an instance on cuda 0, but JAX has none where it runs"):
+    with pytest.raises(Unsupported, match="asks for an instance on GPU 0, but JAX has none where it runs"):
         await loaded.create_instance(replace(gpu.spec(), kind="GPU", device_id=0))
     loaded = await BackendRegistry().get("jax").load(good.source)
     with pytest.raises(
