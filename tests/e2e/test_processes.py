@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -426,6 +428,25 @@ def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Pa
     (executor,) = server.pids("executor+batcher")
     os.kill(executor, signal.SIGKILL)
     assert server.stop() == 0, server.log()
+
+
+def test_temporary_folders_of_a_killed_executor_are_removed_by_the_next(few_models: Path, tmp_path: Path) -> None:
+    shutil.copytree(few_models / "identity", tmp_path / "models" / "identity", symlinks=False)
+    with (tmp_path / "models" / "identity" / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "charonia.isolation" value { string_value: "sandbox" } }\n')
+    with tempfile.TemporaryDirectory() as temporary:  # its name is short: sockets lie there as well
+
+        def folders() -> set[Path]:
+            return set(Path(temporary).glob("charonia-owned-*"))
+
+        server = start(tmp_path / "models", tmp_path / "state", environment={"TMPDIR": temporary})
+        server.wait_ready()
+        (abandoned,) = folders()
+        (executor,) = server.pids("executor+batcher")
+        os.kill(executor, signal.SIGKILL)
+        _wait_for(lambda: len(now := folders()) == 1 and abandoned not in now)
+        assert server.stop() == 0, server.log()
+        assert not folders()
 
 
 def test_flags_win_over_the_environment_in_every_part(
