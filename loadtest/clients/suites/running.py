@@ -8,6 +8,7 @@ written there, a test that fails otherwise is "failed" too.
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shlex
 import shutil
@@ -24,6 +25,8 @@ from executors.backends.llm.conversion import converted, default_directory
 from loadtest.bench.servers import Charonia
 from loadtest.clients.outcome import Outcome, environment, run
 from loadtest.model import LoadTestError
+
+from . import minilm
 
 ROOT = Path(__file__).parents[3]
 EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
@@ -47,7 +50,7 @@ _LEFT_OUT = ("--tokenizer", "--backend", "--tool-call-parser")
 """Options of the frontend for what stands in a model's own files here; each has a value."""
 _GROUPS = {"model-repository": "model-repository,metadata", "metrics": "statistics"}
 """The frontend's groups of restricted endpoints that have other names here: lists of models are `metadata`."""
-_SHORT_CONTEXT = 'parameters { key: "charonia.context" value { string_value: "1024" } }\n'
+SHORT_CONTEXT = 'parameters { key: "charonia.context" value { string_value: "1024" } }\n'
 """In tokens. The frontend writes 16 tokens unless a chat asks for more, and we as many as the context has room for."""
 _OPTIONS = (
     *("-q", "--no-header", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
@@ -90,8 +93,9 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
         raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
     with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
         folder = Path(place)
-        models = write_models(folder / "repository", repository, _SHORT_CONTEXT)  # the tests remove `models`
+        models = write_models(folder / "repository", repository, SHORT_CONTEXT)  # the tests remove `models`
         shutil.copytree(source / "tests", folder / "tests")
+        minilm.write_model(folder / "tests" / "vllm_embedding_models")
         files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
         converted(models / MODEL / "1" / "model.gguf", default_directory())
         own = {
@@ -113,22 +117,27 @@ def renamed(text: str) -> str:
 
 
 def write_models(folder: Path, repository: Path, parameters: str = "", adapters: Sequence[str] = ()) -> Path:
-    """A repository with the example's model, and adapters of random weights. Needs `tests/rigs` on the path.
+    """A repository with the example's model; as `write_model`. Raises LoadTestError where the example is not there."""
+    weights = repository / MODEL / "1" / "model.gguf"
+    if not weights.is_file():
+        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
+    write_model(folder / MODEL, weights, parameters, adapters)
+    return folder
+
+
+def write_model(directory: Path, weights: Path, parameters: str = "", adapters: Sequence[str] = ()) -> None:
+    """A model with these weights, and adapters of random weights. Needs `tests/rigs` on the path.
 
     `parameters` are lines of the model's configuration, `adapters` names.
     """
     from lora_files import write_adapter
 
-    weights = repository / MODEL / "1" / "model.gguf"
-    if not weights.is_file():
-        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
-    version = folder / MODEL / "1"
-    version.mkdir(parents=True)
-    (folder / MODEL / "config.pbtxt").write_text(f'name: "{MODEL}"\nbackend: "llm"\n{parameters}')
+    version = directory / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (directory / "config.pbtxt").write_text(f'name: "{directory.name}"\nbackend: "llm"\n{parameters}')
     (version / "model.gguf").symlink_to(weights.resolve())
     for seed, name in enumerate(adapters):
         write_adapter(version / "adapters" / name, seed, modules=("self_attn.q_proj", "self_attn.v_proj"))
-    return folder
 
 
 def tested(
@@ -148,7 +157,11 @@ def tested(
     command = [sys.executable, "-m", "pytest", "-p", f"loadtest.clients.suites.{plugin}", *_OPTIONS, *options]
     command += [f"--rootdir={folder}", f"--junitxml={report}", "-o", "junit_family=xunit1", "-c", "/dev/null"]
     command += [*(("-k", only) if only else ()), *(f"{below}/{name}" for name in files)]
-    given = {**own, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    given = {
+        **own,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "rigs"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     _, said = run("pytest", command, WITHIN_S, env=environment(given), cwd=folder)
     if not report.exists():
         raise LoadTestError(f"pytest wrote no report: {said[-2000:]}")

@@ -58,6 +58,7 @@ async def test_all_models_are_listed_first_those_that_write_text(client: httpx2.
         ("says:blue", "says", 2048),
         ("embeds", None, None),
         ("numbers", None, None),
+        ("vectors", None, None),
     ]
     assert (await client.get("/v1/models/says:red")).json()["parent"] == "says"
     assert (await client.get("/v1/models/red")).json()["id"] == "red"
