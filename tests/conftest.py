@@ -31,6 +31,22 @@ sys.dont_write_bytecode = False
 # servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+
+def _memory() -> str | None:
+    """A file system in memory with room for what tests write, where programs may be run; None if there is none."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    is_roomy = found.f_bavail * found.f_frsize >= 4 << 30
+    return "/dev/shm" if is_roomy and not found.f_flag & (os.ST_NOEXEC | os.ST_RDONLY) else None
+
+
+# the logs of hundreds of servers are synced to a disk that others use too: a sync takes 3 ms there, or a second
+if "TMPDIR" not in os.environ and (memory := _memory()):
+    os.environ["TMPDIR"] = memory
+    tempfile.tempdir = None  # pytest has asked for it already
+
 # machines are shared: how long one example takes says nothing about the code
 settings.register_profile(
     "charonia", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
