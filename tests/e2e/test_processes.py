@@ -71,6 +71,25 @@ def test_sigterm_drains_and_leaves_nothing(few_models: Path, tmp_path: Path) -> 
     assert "Traceback" not in server.log()
 
 
+def test_gateway_and_private_log_share_a_processor_of_two(few_models: Path, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2 or not Path("/proc/self/schedstat").exists():
+        pytest.skip("needs two processors, and a kernel that tells the times of threads")
+    before = os.sched_getaffinity(0)
+    two = set(sorted(before)[:2])
+    os.sched_setaffinity(0, two)
+    try:
+        server = start(few_models, tmp_path / "state")
+    finally:
+        os.sched_setaffinity(0, before)
+    server.wait_ready()
+    (log,), (gateway,), (executor,) = (server.pids(role) for role in ("redis", "gateway", "executor+batcher"))
+    _wait_for(
+        lambda: len(os.sched_getaffinity(log)) == 1 and os.sched_getaffinity(log) == os.sched_getaffinity(gateway)
+    )
+    assert os.sched_getaffinity(executor) == two
+    assert server.stop() == 0, server.log()
+
+
 @pytest.mark.long
 def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state", "--executors=2")
