@@ -32,6 +32,8 @@ def log_of(directory: Path) -> Iterator[str]:
         log = PrivateServer(directory / "log", find_server())
         log.start()
     try:
+        if isinstance(log, PrivateServer):
+            log.wait_ready()  # a part that starts earlier ends
         yield log.url
         assert not isinstance(log, Topology) or log.refusals() == []
     finally:
