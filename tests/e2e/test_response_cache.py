@@ -244,6 +244,7 @@ def gateways(counting: Counting, tmp_path: Path) -> Iterator[list[Part]]:
     log.start()
     with ExitStack() as stack:
         stack.callback(log.stop)
+        log.wait_ready()
 
         def start(role: str, name: str, *flags: str) -> Part:
             part = Part(role, name, tmp_path, log.url, *flags)

@@ -73,6 +73,7 @@ def start(tmp_path: Path) -> Iterator[object]:
     log.start()
     with ExitStack() as stack:
         stack.callback(log.stop)
+        log.wait_ready()
         started: list[Part] = []
 
         def stop_all() -> None:
