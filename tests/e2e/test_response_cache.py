@@ -242,9 +242,9 @@ def gateways(counting: Counting, tmp_path: Path) -> Iterator[list[Part]]:
     log = PrivateServer(tmp_path / "log", find_server())
     (tmp_path / "log").mkdir()
     log.start()
+    log.wait_ready()
     with ExitStack() as stack:
         stack.callback(log.stop)
-        log.wait_ready()
 
         def start(role: str, name: str, *flags: str) -> Part:
             part = Part(role, name, tmp_path, log.url, *flags)

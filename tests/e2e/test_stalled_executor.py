@@ -71,9 +71,9 @@ def start(tmp_path: Path) -> Iterator[object]:
     (tmp_path / "log").mkdir()
     log = PrivateServer(tmp_path / "log", find_server())
     log.start()
+    log.wait_ready()
     with ExitStack() as stack:
         stack.callback(log.stop)
-        log.wait_ready()
         started: list[Part] = []
 
         def stop_all() -> None:
