@@ -69,7 +69,8 @@ class EmbeddingEndpoint:
             return await _embed(self._handler, model, item, wanted.dimensions, caller)
 
         with self._counts.call(EMBEDDING, model.name, caller.tenant, 0) as counted:
-            found = await run_all(wanted.inputs, ask)
+            inputs: Sequence[str | list[int]] = wanted.inputs
+            found = await run_all(inputs, ask)
             tokens = counted.reported_prompts[0] = sum(count for _, count in found)
         return embedding_document(wanted, [vector for vector, _ in found], tokens)
 
@@ -192,10 +193,10 @@ async def _embed(
             found = found if response.is_flag else response
     outputs = {tensor.name: tensor for tensor in found.outputs} if found is not None else {}
     try:
-        vector = np.asarray(orjson.loads(outputs[ANSWER].array().flat[0]), "<f4")
+        vector = np.asarray(orjson.loads(outputs[ANSWER].array().item(0)), "<f4")
         if vector.ndim != 1:
             raise ValueError(f"shape {list(vector.shape)}")
-        return vector, int(outputs[COUNT].array().flat[0]) if COUNT in outputs else 0
+        return vector, int(outputs[COUNT].array().item(0)) if COUNT in outputs else 0
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise InternalError(f"the model '{model.name}' gave no embedding in {ANSWER}: {error}") from None
 
