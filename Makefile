@@ -119,7 +119,7 @@ test-long: $(VENV)/.tested models ## the tests that take long and guard what sel
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	operators_redis redis_log_limits redis_waves sentinel wave_losses
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
-	@$(MAKE) --no-print-directory -j2 lint types contracts quick
+	@$(MAKE) --no-print-directory -j2 quick types contracts lint
 
 quick: $(VENV)/.tested        # beside lint, types and contracts, because these take one processor
 	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)

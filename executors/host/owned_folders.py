@@ -18,7 +18,7 @@ PREFIX = "charonia-owned-"
 """Of these folders alone: folders of earlier releases (`charonia-model-`) have no lock, and may be in use."""
 
 _locks: dict[Path, int] = {}
-"""By folder of this process: the descriptor whose lock says that it is in use."""
+"""The folders of this process, each with the descriptor that holds its lock."""
 
 _MAKER = os.getpid()
 """A process that is forked from this one has the table, but not the folders."""
@@ -60,7 +60,8 @@ def remove_abandoned() -> list[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-            found.append(folder)
+            if not folder.exists():
+                found.append(folder)
         except OSError:  # in use, or a file system without locks
             pass
         finally:

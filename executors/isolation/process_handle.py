@@ -78,7 +78,7 @@ class ModelProcess(ChildProcess):
 
         Raises a `CharoniaError` with the reason.
         """
-        # made here: a sandboxed process could not write elsewhere. Others write where libraries keep what they compile
+        # a sandboxed process may write to this folder alone; one without a sandbox writes to /tmp as any process does
         folder = await asyncio.to_thread(owned_folders.make) if sandboxed else None
         temporary = str(folder or "")
         readable = [str(source.directory.resolve())]
