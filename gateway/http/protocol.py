@@ -229,7 +229,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             try:
                 self._read_fully(whole + held)
             except Exception:
-                self.transport.close()  # the request is no longer in the lane, so nobody else tells the client
+                self.transport.close()  # the request is no longer in the lane, so only this tells the client
                 raise
             self.flow.resume_reading()
 

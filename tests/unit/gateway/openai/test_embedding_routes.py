@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -64,3 +65,12 @@ async def test_what_is_no_embedding(client: httpx2.AsyncClient) -> None:
 async def test_the_tokens_of_that_model_are_counted(client: httpx2.AsyncClient, interface: Any) -> None:
     await client.post("/v1/embeddings", json={"model": "vectors", "input": ["abba", "a"]})
     assert interface.serving.counts.tokens["vectors", "", "prompt"] == 5
+
+
+async def test_adapters_do_not_embed(client: httpx2.AsyncClient, handler: Any) -> None:
+    served = handler.models["vectors"]
+    handler.models["vectors"] = replace(served, parameters={"charonia.adapters": "red"})
+    reply = await client.post("/v1/embeddings", json={"model": "vectors:red", "input": "abba"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+    assert "without adapters" in reply.text
+    assert not handler.requests
