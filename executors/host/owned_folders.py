@@ -6,6 +6,7 @@ another container. A number of a process would not do: it may be another process
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -18,6 +19,9 @@ PREFIX = "charonia-owned-"
 
 _locks: dict[Path, int] = {}
 """By folder of this process: the descriptor whose lock says that it is in use."""
+
+_MAKER = os.getpid()
+"""A process that is forked from this one has the table, but not the folders."""
 
 
 def make() -> Path:
@@ -62,6 +66,14 @@ def remove_abandoned() -> list[Path]:
         finally:
             os.close(descriptor)
     return found
+
+
+@atexit.register
+def _remove_rest() -> None:
+    """At the orderly end of this process: what is still in use then, such as the files of a model that was loaded."""
+    if os.getpid() == _MAKER:
+        for folder in list(_locks):
+            remove(folder)
 
 
 def _is_at(folder: Path, descriptor: int) -> bool:

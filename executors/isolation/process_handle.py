@@ -202,4 +202,5 @@ def _environment(temporary: str) -> Mapping[str, str]:
 
 def _remove(folder: Path | None) -> None:
     if folder is not None:
-        threading.Thread(target=owned_folders.remove, args=(folder,), daemon=True).start()
+        # the executor may end at once: it waits for such a thread
+        threading.Thread(target=owned_folders.remove, args=(folder,)).start()
