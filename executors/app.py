@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 
 from charonia.backend import MeteredBackend
@@ -17,6 +18,7 @@ from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import ExecutorSettings, LogSettings
 
 from .backends.registry import BackendRegistry
+from .host import owned_folders
 from .host.devices import count_gpus, missing_gpu_warning
 from .host.host_policy import HostPolicies
 from .loading.loader import Loader
@@ -136,6 +138,7 @@ class ExecutorApp:
     async def start(self) -> None:
         """Start to serve. Raises `StartupError` and leaves nothing running."""
         await self._start_endpoint()
+        threading.Thread(target=_remove_abandoned_folders, name="abandoned folders", daemon=True).start()
         try:
             await self.service.start()
         except BaseException:
@@ -157,3 +160,9 @@ class ExecutorApp:
     async def _start_endpoint(self) -> None:
         if self._settings.metrics_port >= 0 or self._settings.metrics_socket:
             await self._endpoint.start()
+
+
+def _remove_abandoned_folders() -> None:
+    found = owned_folders.remove_abandoned()
+    if found:
+        _log.info("removed %d temporary folders of executors that were killed", len(found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,14 +117,13 @@ class Deferral:
         state = "queued"
         if wish.wait_s > 0:
             try:
-                _, responses = await handler.jobs.queries.result(receipt.id, options.caller, wish.wait_s)
+                _, response = await handler.jobs.queries.single(receipt.id, options.caller, wish.wait_s)
             except asyncio.CancelledError:
                 # no client has read the id: without a key or a webhook the job would be unreachable
                 if receipt.created and _cancels(options):
                     self._endings.spawn(self._cancel(receipt.id, options.caller))
                 raise
-            if responses is not None:
-                response = only(responses)
+            if response is not None:
                 response.id = request.id  # the first caller with this key may have used another id
                 return Answered(response, wish.applied)
         if wish.wait_s > 0 or not receipt.created:
@@ -146,15 +145,6 @@ class Deferral:
 def _at_once(wish: Wish) -> Wish:
     """The wish without a wait: a client that wants several responses follows the job."""
     return replace(wish, wait_s=0.0, applied="respond-async")
-
-
-def only(responses: Sequence[InferenceResponse]) -> InferenceResponse:
-    """The single response of a job that may have several. Raises its error, and `Unsupported` for none or more."""
-    if len(responses) != 1:
-        raise Unsupported(f"the job has {len(responses)} responses: follow its events, or ask for it in a stream")
-    if responses[0].error is not None:
-        raise responses[0].error
-    return responses[0]
 
 
 def served_of(handler: Handler, view: JobView) -> ServedVersion:

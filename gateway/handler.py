@@ -151,6 +151,13 @@ class JobQueries(Protocol):
         more. `InferenceResponse.id` is the id in the job's request.
         """
 
+    async def single(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, InferenceResponse | None]:
+        """As `result`, for a caller that can take one response. Raises its error, and `Unsupported` for a job that has
+        none or several.
+        """
+
     def responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
     ) -> AsyncGenerator[InferenceResponse]:

@@ -6,7 +6,7 @@ which they were accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from batcher.scheduling.decisions import BurstWave
@@ -18,23 +18,29 @@ from charonia.wire import PREFIX_BYTES, Wave, record_fields
 from .carriers import carried_of
 
 
-async def burst_wave(log: Work, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
-    """Replace one wave in the log; False when it was settled or burst before. Raises what the log raises."""
+async def burst_wave(log: Work, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bytes:
+    """Replace one wave in the log; returns the id of the entry with its requests, b"" when it was settled or burst
+    before. Raises what the log raises.
+    """
     sizes = zip(wave.ids(), wave.request_bytes(), strict=True)
     fields = record_fields([request.record for request in wave.requests()])
-    is_burst = bool(await log.waves.burst(model, stream, entry_id, list(sizes), fields))
+    new_id = await log.waves.burst(model, stream, entry_id, list(sizes), fields)
     failpoints.hit("batcher.bursting")
-    return is_burst
+    return new_id
 
 
 class Bursting:
     """The bursts of one owner, and which of the resulting requests are possible poison requests."""
 
-    def __init__(self, log: Work, model: str) -> None:
+    def __init__(self, log: Work, model: str, has_read: Callable[[bytes, bytes], bool]) -> None:
+        """`has_read` is `Windows.has_read`."""
         self._log = log
         self._model = model
+        self._has_read = has_read
         self.suspects: dict[bytes, BatchDied | str] = {}
         """Maps the prefix of their ids to the failure of their batch, or to the executor that was lost with them."""
+        self._entries: dict[bytes, tuple[bytes, bytes]] = {}
+        """Maps the same prefix to the stream and id of the entry that will bring them."""
 
     def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
         """A batch of waves ended its instance; those without an outcome will be burst."""
@@ -52,8 +58,11 @@ class Bursting:
         if decision.suspect:  # before they can be read
             self.suspects.setdefault(wave.prefix, decision.executor)
         entry = carried_of(decision.request).entry
-        if not await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave):
+        new_id = await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave)
+        if not new_id:
             self.suspects.pop(wave.prefix, None)
+        elif wave.prefix in self.suspects:  # they were not read before the log's answer
+            self._entries[wave.prefix] = (entry.stream, new_id)
 
     def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
         """The suspicions that belong to requests being queued: which of them were in the same batch when it failed."""
@@ -67,11 +76,19 @@ class Bursting:
         said: list[BatchLost | BatchDied] = []
         for prefix, requests in found.items():
             ended = self.suspects.pop(prefix)
+            self._entries.pop(prefix, None)
             if isinstance(ended, str):
                 said.append(BatchLost(ended, requests, len(requests), "", False))
             elif ended not in said:  # of several waves in one batch
                 said.append(ended)
         return said
+
+    def forget_read(self) -> None:
+        """Forget suspicions of requests that will not come: their entry was read without them, or is gone. Call this
+        when `suspected` was asked about all requests that were read.
+        """
+        for prefix in [prefix for prefix, entry in self._entries.items() if self._has_read(*entry)]:
+            del self.suspects[prefix], self._entries[prefix]
 
 
 def wave_of(request: RequestQueued) -> Wave | None:

@@ -141,7 +141,7 @@ class OwnedModel:
         self.windows = Windows(batcher.reader, wider * settings.window_requests, self._deletions, self.on_entries)
         self.facts = FactStream(log, batcher.reader, model, self._deletions, self.spawn, self.on_entries)
         self._early_cancels = EarlyCancels()
-        self._bursting = Bursting(log, model)
+        self._bursting = Bursting(log, model, self.windows.has_read)
         self._arrived: list[seen.RequestQueued] = []
         """Requests that arrived in this tick and that the scheduler has not seen."""
         self.called: dict[bytes, seen.RequestQueued] = {}
@@ -278,6 +278,8 @@ class OwnedModel:
         if self._early_cancels.ids or self._bursting.suspects:
             # requests must be marked as suspects before any of them is dispatched
             observed += [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
+            if not self._arrived:
+                self._bursting.forget_read()
         decisions = self.scheduler.observe_all(observed, now)
         held = self._capacity.held
         if held is not None:

@@ -14,12 +14,13 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from charonia.errors import StartupError
-from charonia.eventlog.embedded import short_directory
+from charonia.eventlog.embedded import SharedProcessor, short_directory
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
@@ -70,6 +71,7 @@ class Supervisor:
         self._metrics_union: MetricsUnion | None = None
         self._console: ConsolePart | None = None
         self._census: list[dict[str, Any]] = []
+        self._processor = SharedProcessor()
         self._tasks = Tasks()
 
     async def run(self) -> int:
@@ -380,6 +382,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(_CENSUS_S)
             self._take_census_once()
+            self._share_processor()
 
     def _take_census_once(self) -> None:
         """`processes.json`: role and pid of every process of the server, model instances included."""
@@ -393,6 +396,14 @@ class Supervisor:
         if census != self._census:
             self._census = census
             self._state.write(PROCESSES, census)
+
+    def _share_processor(self) -> None:
+        """The private log server and the loop of the gateway, if there is one, share a processor of two."""
+        log, gateways = self._private_log, self._gateways()
+        if log is None or not log.pid or len(gateways) != 1 or not gateways[0].ready or gateways[0].exited.is_set():
+            return
+        pids = log.pid, gateways[0].pid
+        self._processor.look(pids, [pid for one in pids for pid, _ in descendants(one)], time.monotonic_ns())
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
     if "*" in load and len(load) > 1:
         raise StartupError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     if load and mode != "explicit":
-        raise StartupError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        raise StartupError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     backend_config: dict[str, dict[str, str]] = {}
     for entry in values["backend_config"]:
         head, _, value = entry.partition("=")

@@ -2,7 +2,7 @@
 
 Pure, but for the random numbers of its seed. Each executor has as many instances as the model has there, and takes a
 batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the
-fit (`service_times`).
+fit (`service_times`), and longer where instances share cores (`shared_cores`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from charonia.models.interface import ModelInterface
 
 from .recorded_requests import Outcome, RecordedRequest
 from .service_times import Draws, Fit
+from .shared_cores import SharedCores
 
 _ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches."""
+    """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches. All
+    instances share `cores`; 0: none is slowed by the others.
+    """
 
     interface: ModelInterface
     executors: int
     instances: int
     prefetch: int = 0
     lane_weights: dict[int, int] = field(default_factory=dict)
+    cores: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,20 +62,27 @@ class _Executor:
 
 @dataclass(slots=True)
 class _Running:
-    """A dispatched batch: when it began and ended, and its requests' numbers."""
+    """A dispatched batch: its requests' numbers, when it began, and when it ends by its last `plan`."""
 
+    order: DispatchBatch
     numbers: list[int]
-    executor: str
     rows: int
     started_ns: int = 0
     computed_ns: int = 0
+    plan: int = 0
+
+    @property
+    def executor(self) -> str:
+        return self.order.executor
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A batch has ended at its executor; the scheduler hears of it a little later."""
+    """A batch ends at its executor; the scheduler hears of it a little later. Of several plans for one batch the last
+    one counts."""
 
     batch: DispatchBatch
+    plan: int
 
 
 def simulated(arrivals: Sequence[RecordedRequest], setting: Setting, fit: Fit, seed: int) -> list[RecordedRequest]:
@@ -98,6 +109,7 @@ class SimulatedRun:
         self._agenda: list[tuple[int, int, Any]] = []
         self._numbers = count()
         self._batches: dict[str, _Running] = {}
+        self._cores = SharedCores(setting.cores)
         self._ended: list[RecordedRequest | None] = [None] * len(arrivals)
         self._held: dict[str, _Running] = {}
         self.most_running = dict.fromkeys(self._executors, 0)
@@ -118,7 +130,7 @@ class SimulatedRun:
             while agenda and agenda[0][0] <= now_ns:
                 event = heapq.heappop(agenda)[2]
                 if isinstance(event, _Computed):
-                    self._computed(event.batch, now_ns)
+                    self._computed(event, now_ns)
                 elif isinstance(event, DispatchBatch):
                     self._received(event, now_ns)
                 else:
@@ -166,7 +178,7 @@ class SimulatedRun:
                 case DispatchBatch():
                     numbers = [request.carrier for request in decision.requests]
                     rows = sum(request.rows for request in decision.requests)
-                    self._batches[decision.batch_id] = _Running(numbers, decision.executor, rows)
+                    self._batches[decision.batch_id] = _Running(decision, numbers, rows)
                     self._plan(now_ns + self._draws.half_turn_ns(), decision)
                 case RejectRequest() | CondemnRequest():
                     self._end(decision.request.carrier, now_ns, Outcome.REFUSED)
@@ -190,13 +202,28 @@ class SimulatedRun:
         self.most_running[batch.executor] = max(self.most_running[batch.executor], running)
         about = self._batches[batch.batch_id]
         about.started_ns = now_ns
-        about.computed_ns = now_ns + self._draws.service_ns(about.rows, now_ns)
-        self._plan(about.computed_ns, _Computed(batch))
+        self._cores.begin(batch.batch_id, self._draws.service_ns(about.rows, now_ns), now_ns)
+        self._plan_ends(() if self._cores.are_short else (batch.batch_id,))
 
-    def _computed(self, batch: DispatchBatch, now_ns: int) -> None:
+    def _plan_ends(self, names: Sequence[str]) -> None:
+        """Plans when these batches end; without names, all that run."""
+        for name, at_ns in self._cores.ends_ns(names):
+            about = self._batches[name]
+            about.computed_ns, about.plan = at_ns, about.plan + 1
+            self._plan(at_ns, _Computed(about.order, about.plan))
+
+    def _computed(self, event: _Computed, now_ns: int) -> None:
+        batch = event.batch
+        about = self._batches.get(batch.batch_id)
+        if about is None or about.plan != event.plan:
+            return  # a later plan says otherwise
         executor = self._executors[batch.executor]
         executor.free += 1
-        about = self._batches.pop(batch.batch_id)
+        del self._batches[batch.batch_id]
+        shared = self._cores.are_short
+        self._cores.end(batch.batch_id, now_ns)
+        if shared:
+            self._plan_ends(())
         if batch.via_owner:
             self._held[batch.batch_id] = about
         else:

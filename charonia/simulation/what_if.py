@@ -1,6 +1,7 @@
 """What-if questions: changes of a model's setting and load, as words, and what they make of it. Pure.
 
-    instances=2 executors=+1 delay=5ms max-batch=16 preferred=4,8 rate=x3 policy=max-queue:64,timeout:20ms,action:reject
+    instances=2 executors=+1 cores=4 delay=5ms max-batch=16 preferred=4,8 rate=x3
+    policy=max-queue:64,timeout:20ms,action:reject
 
 A word may name the only model it is about, as in `resnet:instances=2`.
 """
@@ -18,7 +19,7 @@ from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutActi
 from .recorded_requests import RecordedRequest
 from .simulated_run import Setting
 
-NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "rate", "policy")
+NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "cores", "rate", "policy")
 _UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "": 1e3}
 _MOST = 10_000
 _MAX_RATE = 1000.0
@@ -121,6 +122,16 @@ def _preferred(setting: Setting, value: str) -> Setting:
     return _batching(setting, preferred_batch_sizes=tuple(sorted(set(sizes))))
 
 
+def _cores(setting: Setting, value: str) -> Setting:
+    try:
+        cores = float(value)
+    except ValueError:
+        cores = 0.0
+    if not 0 < cores <= _MOST:
+        raise InvalidArgument(f"cores '{value}' is no number of cores: write 4, or 1.5")
+    return replace(setting, cores=cores)
+
+
 def _policy(setting: Setting, value: str) -> Setting:
     if value == "none":  # no dynamic batching: each request is a batch
         interface = replace(setting.interface, dynamic_batching=None, scheduling="default")
@@ -168,6 +179,7 @@ _APPLY = {
     "delay": _delay,
     "max-batch": _max_batch,
     "preferred": _preferred,
+    "cores": _cores,
     "policy": _policy,
 }
 _ANY = Setting(ModelInterface("", "", "", _MOST, {}, {}, dynamic_batching=DynamicBatching()), _MOST, _MOST)
@@ -232,6 +244,8 @@ def settings_text(setting: Setting) -> str:
         f"instances={setting.instances}",
         f"max-batch={setting.interface.max_batch_size}",
     ]
+    if setting.cores:
+        words.append(f"cores={setting.cores:g}")
     if block is None:
         return " ".join([*words, "policy=none"])
     words.append(f"delay={block.max_queue_delay_us}us")

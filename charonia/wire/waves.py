@@ -125,6 +125,11 @@ class Wave(Struct, gc=False):
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
     @property
+    def size_bytes(self) -> int:
+        """The tensor bytes of all its requests."""
+        return sum(map(sum, self.sizes)) if self.sizes else self.meta.size_bytes * self.count
+
+    @property
     def lacks_tensors(self) -> bool:
         """Whether its tensors lie elsewhere, and were not read or are gone."""
         if self.column_at is not None:

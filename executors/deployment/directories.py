@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from charonia.errors import CharoniaError, Unavailable
+from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.eventlog.port import Blobs
 from charonia.facts.events import ModelExcluded, ModelRequested
 from charonia.models.config_errors import StructureError
@@ -73,7 +73,9 @@ class Directories:
                 _log.error("failed to load %s: %s", model, error)
                 raise poll_failure(model) from error
         if directory is None:
-            raise poll_failure(model)
+            raise poll_failure(model) from NotFound(
+                f"failed to poll model '{name_of(model)}': model not found in any model repository"
+            )
         if override is None:
             return directory
         try:

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +28,7 @@ from executors.backends.python.model_environments import (
 )
 from executors.backends.python.protocol.frames import Frame, Kind
 from executors.configuration.time_parameters import parameter_seconds
+from executors.host import owned_folders
 
 from .forms import MAX_FRAME_BYTES, source_content
 
@@ -68,7 +67,6 @@ class ModelProcess(ChildProcess):
         """Whether calls of models that come over this socket are answered."""
         self._suspects: set[object] = set()
         self._culprit: object | None = None
-        self._temporary = ""
 
     @staticmethod
     async def start(
@@ -80,8 +78,9 @@ class ModelProcess(ChildProcess):
 
         Raises a `CharoniaError` with the reason.
         """
-        # made here: the process could not write elsewhere
-        temporary = await asyncio.to_thread(tempfile.mkdtemp, prefix="charonia-model-")
+        # made here: a sandboxed process could not write elsewhere. Others write where libraries keep what they compile
+        folder = await asyncio.to_thread(owned_folders.make) if sandboxed else None
+        temporary = str(folder or "")
         readable = [str(source.directory.resolve())]
         told = {"sandboxed": sandboxed, "readable": readable, "temporary": temporary, "in_bulk": in_bulk}
         policy = json.dumps(told)
@@ -100,16 +99,15 @@ class ModelProcess(ChildProcess):
             ours.close()
             if board is not None:
                 board.close(died=False)
-            _remove(temporary)
+            _remove(folder)
             if isinstance(failure, InstanceDied):
                 raise load_error(failure) from None
             if isinstance(failure, OSError):
                 raise InternalError(f"the process of model '{source.name}' cannot be started: {failure}") from failure
             raise
         process.passing = ours
-        process._temporary = temporary
         process.on_end.add(ours.close)
-        process.on_end.add(lambda: _remove(temporary))
+        process.on_end.add(lambda: _remove(folder))
         await process.load_call(source, Kind.LOAD, source_content(source))
         return process
 
@@ -202,5 +200,7 @@ def _environment(temporary: str) -> Mapping[str, str]:
     return kept | {"HOME": temporary, "TMPDIR": temporary, "XDG_CACHE_HOME": str(Path(temporary) / "cache")}
 
 
-def _remove(directory: str) -> None:
-    threading.Thread(target=shutil.rmtree, args=(directory,), kwargs={"ignore_errors": True}, daemon=True).start()
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        # the executor may end at once: it waits for such a thread
+        threading.Thread(target=owned_folders.remove, args=(folder,)).start()

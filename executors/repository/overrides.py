@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from charonia.errors import InternalError, InvalidArgument
 from charonia.eventlog.port import Blobs
+from executors.host import owned_folders
 
 from .files import contained
-
-_PREFIX = "charonia-model-"
 
 
 async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
@@ -31,9 +28,9 @@ def write(model: str, contents: Mapping[str, bytes]) -> Path:
 
     Raises `InvalidArgument` for a path that leads out of it, `OSError` or `ValueError` when it cannot be written.
     """
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX)) / "model"
-    directory.mkdir()
+    directory = owned_folders.make() / "model"
     try:
+        directory.mkdir()
         for relative, data in contents.items():
             path = contained(directory, relative)
             if path is None or "\0" in relative:
@@ -50,4 +47,4 @@ def write(model: str, contents: Mapping[str, bytes]) -> Path:
 
 def remove(directory: Path) -> None:
     """Remove a directory made by `write`."""
-    shutil.rmtree(directory.parent, ignore_errors=True)
+    owned_folders.remove(directory.parent)

@@ -54,6 +54,9 @@ Hung = Callable[[SubmittedBatch, Death], None]
 _MIN_WATCH_S = 0.01
 _QUICK_NS = 150_000
 """A batch that takes longer gains little in the event loop, and would delay other batches."""
+_QUICK_BYTES = 1 << 20
+"""A batch with more bytes of tensors runs in a thread, however quick its model is: each copy of so many takes 0.15 ms,
+and the model makes one, the answer another. With batches of 13 MB the event loop stood still for 3 to 5 ms."""
 _PROMPT_NS = 400_000
 """The same of a batch that runs in another process, on the way to which most of the time is spent."""
 _MEASURED = 4
@@ -267,7 +270,9 @@ class InstancePool:
             self._blocking.put(batch)
 
     def _run_here(self, batch: SubmittedBatch) -> bool:
-        """Run and answer a batch of waves now, if an instance is free and may run in the event loop."""
+        """Run and answer a batch of waves now, if it is small and an instance is free and may run in the event loop."""
+        if sum([wave.size_bytes for wave in batch.waves]) > _QUICK_BYTES:
+            return False
         if self.apart is not None and WaveBatch(self.planner, self.version, batch.waves).has_many_strings:
             return False
         waiting = self._blocking.borrow()

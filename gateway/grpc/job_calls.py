@@ -14,7 +14,7 @@ from typing import Any
 from charonia.catalog.served import ServedVersion
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
-from gateway.deferral import Accepted, Deferral, only, served_of
+from gateway.deferral import Accepted, Deferral, served_of
 from gateway.handler import Handler
 from gateway.requests.delivery import Caller, JobReceipt, JobView
 from gateway.requests.large_tensors import classify_large
@@ -152,11 +152,11 @@ class JobCalls:
                 raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
         if cancel:
             return _described(await handler.jobs.cancel(job_id, caller))
-        view, responses = await handler.jobs.queries.result(job_id, caller, wait_s)
-        if responses is None:
+        view, response = await handler.jobs.queries.single(job_id, caller, wait_s)
+        if response is None:
             return _described(view)
         classes: Classes = dict(view.form.get("classes", {}))
-        return await self.encode(only(responses), classes, served_of(self._handler, view))
+        return await self.encode(response, classes, served_of(self._handler, view))
 
 
 def placed(response: InferenceResponse) -> Parameters:

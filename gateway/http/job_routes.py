@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from charonia.errors import InvalidArgument, ResourceExhausted
 from charonia.facts.jobs import JobState
 from charonia.tensors import Buffer
-from gateway.deferral import only, served_of
+from gateway.deferral import served_of
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, JobFilter
 from gateway.requests.preferences import MAX_WAIT_S
@@ -107,8 +107,11 @@ class _Jobs:
             for response in responses:
                 parts += (b",", *await response_text(self._handler.offload, self._encoder, response, form, served))
             return _InParts([b"[", *parts[1:], b"]"], {"content-type": "application/json"})
+        (response,) = responses
+        if response.error is not None:
+            raise response.error
         form = ReplyForm.of_note(view.form, binary)
-        headers, reply = await written(self._handler.offload, self._encoder, only(responses), form, served)
+        headers, reply = await written(self._handler.offload, self._encoder, response, form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
         accepts = request.headers.get("accept-encoding")
         if accepts and (encoding := choose_encoding(accepts.encode("latin-1"))) != IDENTITY:

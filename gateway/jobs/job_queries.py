@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, InvalidArgument, NotFound
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
 from charonia.eventlog.port import EventLog, Statistics
 from charonia.facts.jobs import (
     Ahead,
@@ -149,6 +149,28 @@ class JobQueries:
     async def result(
         self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
+        record, view, responses = await self._result(job_id, caller, wait_s)
+        if responses is not None:
+            self._deliveries.given(record.model, record.id, record.retention_s)
+        return view, responses
+
+    async def single(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, InferenceResponse | None]:
+        record, view, responses = await self._result(job_id, caller, wait_s)
+        if responses is None:
+            return view, None
+        if len(responses) != 1:  # the caller gets no outcome: it is not noted as delivered
+            raise Unsupported(f"the job has {len(responses)} responses: follow its events, or ask for it in a stream")
+        self._deliveries.given(record.model, record.id, record.retention_s)
+        if responses[0].error is not None:
+            raise responses[0].error
+        return view, responses[0]
+
+    async def _result(
+        self, job_id: str, caller: Caller, wait_s: float
+    ) -> tuple[JobRecord, JobView, list[InferenceResponse] | None]:
+        """The record, view and responses of a job. Notes the delivery of the job's error, if it raises that."""
         record = await self.record(job_id, caller)
         if not record.state.terminal and wait_s > 0 and not self._hurried:
             patience = asyncio.timeout(wait_s)
@@ -163,16 +185,16 @@ class JobQueries:
         outcome = await outcome_of(self._log, record)
         failpoints.hit("gateway.read")
         if outcome is None:
-            return await self.view_of(record), None
+            return record, await self.view_of(record), None
         view = job_view(record, Outlook(), wall_ns() // 1000)
-        if outcome.error is not None or not record.about.get("decoupled"):
+        if outcome.error is not None:
             self._deliveries.given(record.model, record.id, record.retention_s)
-            if outcome.error is not None:
-                raise outcome.error
-            return view, [_response(record, outcome)]
-        async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
+            raise outcome.error
+        if not record.about.get("decoupled"):
+            return record, view, [_response(record, outcome)]
+        async with contextlib.aclosing(self._streams.responses(record, caller, -1, noted=False)) as responses:
             found = [_response(record, response) async for response in responses]
-        return view, [response for response in found if not response.is_flag]
+        return record, view, [response for response in found if not response.is_flag]
 
     async def responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1

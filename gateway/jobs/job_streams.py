@@ -130,23 +130,27 @@ class JobStreams:
         if known.events and known.events[-1].number > after_number:
             yield known.events[-1]
 
-    async def responses(self, record: JobRecord, caller: Caller, after_index: int) -> AsyncGenerator[ResponseRecord]:
+    async def responses(
+        self, record: JobRecord, caller: Caller, after_index: int, *, noted: bool = True
+    ) -> AsyncGenerator[ResponseRecord]:
         """Only the responses, also of a job with a single one. Raises the job's error at the end.
 
         The delivery is noted before the final response, after which a reader may not come again, and before the error.
+        Without `noted` only that of the error is; the caller notes the others.
         """
         number = len(record.events)
         async with contextlib.aclosing(self.updates(record, caller, number, after_index)) as updates:
             async for update in updates:
                 if isinstance(update, ResponseRecord):
-                    if update.final:
+                    if update.final and noted:
                         self._deliveries.given(record.model, record.id, record.retention_s)
                     yield update
         ended = await self._log.job(record.model, record.id)
         outcome = None if ended is None else await outcome_of(self._log, ended)
         if outcome is None:
             raise NotFound(JOB_NOT_FOUND)
-        self._deliveries.given(record.model, record.id, record.retention_s)
+        if noted or outcome.error is not None:
+            self._deliveries.given(record.model, record.id, record.retention_s)
         if outcome.error is not None:
             raise outcome.error
         if not record.about.get("decoupled") and after_index < 0:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from charonia import failpoints
 from charonia.calls.payload_transfer import Payloads
+from charonia.calls.unsent_counts import failure_reason
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError
@@ -185,7 +186,10 @@ class Expiry:
                 next_ns = deadline_ns
         for call in late:
             call.deadline_ns = 0
-            self._expire(call)
+            try:
+                self._expire(call)
+            except Exception:  # the other calls expire nevertheless
+                _log.exception("a caller cannot be notified that its deadline has passed")
         if next_ns:
             self.watch(next_ns)
 
@@ -329,9 +333,7 @@ class Door:
             _log.exception("a wave for model %r cannot be sent", self.served.model)
             if wave is not None:
                 waves.forget(wave)
-        for call in calls:
-            call.wave = None
-            call.signature.leave_lane(call)
+        self._leave(calls)
         return False
 
     def _pieces(
@@ -435,8 +437,20 @@ class Door:
     def leave_all(self) -> None:
         """Send all waiting requests the full way."""
         waiting, self.waiting = self.waiting, []
-        for call in waiting:
-            call.signature.leave_lane(call)
+        self._leave(waiting)
+
+    def _leave(self, calls: list[Call]) -> None:
+        """Send calls the full way. One that cannot be sent ends with an error; the others are not its business."""
+        for call in calls:
+            call.wave = None
+            try:
+                call.signature.leave_lane(call)
+            except Exception as error:
+                _log.exception("a request for model %r cannot be sent the full way", self.served.model)
+                failed = InternalError(f"the request cannot be sent: {type(error).__name__}: {error}")
+                if call.signature.counted_by_lane and call.is_open:
+                    self.counts.failures[failure_reason(failed, executed=False)] += 1
+                _fail(call, failed)
 
 
 def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool) -> Iterable[tuple[bytes, ...]]:
@@ -455,15 +469,24 @@ def _answer(signature: Signature, calls: list[Call], at: int, reply: WaveReply) 
     try:
         signature.answer(calls, at, reply)
     except Exception as error:
-        _log.exception("the answers of a wave cannot be written")
-        for call in calls:
-            try:
-                if call.is_open:
-                    signature.fail(
-                        call, InternalError(f"the answer cannot be written: {type(error).__name__}: {error}")
-                    )
-            except Exception:
-                _log.exception("a caller cannot be answered")
+        fail_unwritten(calls, error)
+
+
+def fail_unwritten(calls: Iterable[Call], error: Exception) -> None:
+    """Notify callers whose answers cannot be written, because of `error`, which is being handled."""
+    _log.exception("the answers of a wave cannot be written")
+    failed = InternalError(f"the answer cannot be written: {type(error).__name__}: {error}")
+    for call in calls:
+        _fail(call, failed)
+
+
+def _fail(call: Call, error: CharoniaError) -> None:
+    """End a call with an error; what goes wrong meanwhile costs no other call."""
+    try:
+        if call.is_open:
+            call.signature.fail(call, error)
+    except Exception:
+        _log.exception("a caller cannot be answered")
 
 
 def _columns(calls: list[Call]) -> Iterable[tuple[Buffer, ...]]:

@@ -41,7 +41,7 @@ from charonia.wire import (
     unpack_wave_reply,
 )
 
-from .door import Call, Door, Expiry, PendingWave
+from .door import Call, Door, Expiry, PendingWave, fail_unwritten
 from .leases import Leases
 
 if TYPE_CHECKING:
@@ -249,7 +249,10 @@ class Waves:
                 counts.succeeded(monotonic_ns() - wave.sent_ns)
             else:
                 counts.failed(response.error, ensemble=False)
-        call.signature.respond(call, response)
+        try:
+            call.signature.respond(call, response)
+        except Exception as error:  # its caller and those of the others would wait for ever
+            fail_unwritten((call,), error)
 
     def _take_out(self, wave: PendingWave, call: Call) -> None:
         """A call of a wave is answered by itself."""

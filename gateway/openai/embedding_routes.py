@@ -1,19 +1,23 @@
 """Models that make a vector of texts, and `/v1/embeddings`: each text is a request, and the batcher joins them.
 
-A model that embeds has one BYTES input, one FP32 output and the parameter `charonia.openai_task: "embed"`.
+A model that embeds has one BYTES input, one FP32 output and the parameter `charonia.openai_task: "embed"`, or the
+tensors with which Triton's vLLM backend embeds.
 `scoring_routes` and `moderation_routes` ask other models in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from charonia.datatypes import DataType
-from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.errors import InternalError
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
@@ -26,6 +30,11 @@ from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, too_lo
 from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
+REQUEST, ANSWER, COUNT = "embedding_request", "text_output", "num_input_tokens"
+"""The tensors of Triton's vLLM backend: what to embed and the embedding, both as JSON, and the tokens of the text."""
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 MAX_RUNNING = 256
 """Requests of one call that are made and wait for their answers: enough to fill batches. Thousands made at once would
@@ -44,12 +53,26 @@ class EmbeddingEndpoint:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model, asked)
+        if _reads_requests(model):
+            return await self._by_requests(wanted, model, caller)
         name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
         texts, tokens = await self._texts(wanted, tools)
         with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
             vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller)
         return embedding_document(wanted, vectors, tokens)
+
+    async def _by_requests(self, wanted: EmbeddingRequest, model: TextModel, caller: Caller) -> dict[str, Any]:
+        """The answer of a model with the tensors of Triton's vLLM backend, which takes token ids and counts tokens."""
+
+        async def ask(item: str | list[int]) -> tuple[Vector, int]:
+            return await _embed(self._handler, model, item, wanted.dimensions, caller)
+
+        with self._counts.call(EMBEDDING, model.name, caller.tenant, 0) as counted:
+            inputs: Sequence[str | list[int]] = wanted.inputs
+            found = await run_all(inputs, ask)
+            tokens = counted.reported_prompts[0] = sum(count for _, count in found)
+        return embedding_document(wanted, [vector for vector, _ in found], tokens)
 
     async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
         """The texts, and the number of their tokens: 0 where the model has no tokenizer here."""
@@ -80,7 +103,7 @@ def embedding_tensors(model: TextModel) -> tuple[str, str]:
     if found is None:
         raise ApiError(
             f"The model '{model.name}' does not embed text: it needs the parameter charonia.openai_task, one BYTES "
-            "input and one FP32 output",
+            f"input and one FP32 output; or {REQUEST} and {ANSWER}",
             param="model",
         )
     return found
@@ -105,18 +128,23 @@ def texts_to_vector(model: TextModel, inputs: Sequence[str] = ()) -> tuple[str, 
 async def ask_all(
     handler: Handler, model: TextModel, items: Sequence[Mapping[str, str]], output: str, caller: Caller = ANYONE
 ) -> list[Vector]:
-    """The values of `output`, float32 [n], for each item: its texts by the names of inputs.
+    """The values of `output`, float32 [n], for each item: its texts by the names of inputs. Raises as `run_all`."""
+    return await run_all(items, lambda item: _ask(handler, model, item, output, caller))
+
+
+async def run_all(items: Sequence[Item], ask: Callable[[Item], Awaitable[Found]]) -> list[Found]:
+    """What `ask` returns for each item.
 
     Raises the error of the first that failed, and cancels the others. At most `MAX_RUNNING` run at a time.
     """
     waiting = iter(enumerate(items))
-    found: dict[int, Vector] = {}
+    found: dict[int, Found] = {}
 
-    async def ask() -> None:
+    async def work() -> None:
         for at, item in waiting:
-            found[at] = await _ask(handler, model, item, output, caller)
+            found[at] = await ask(item)
 
-    tasks = [asyncio.create_task(ask()) for _ in items[:MAX_RUNNING]]
+    tasks = [asyncio.create_task(work()) for _ in items[:MAX_RUNNING]]
     try:
         await asyncio.gather(*tasks)
         return [found[at] for at in range(len(items))]
@@ -136,6 +164,41 @@ async def _ask(handler: Handler, model: TextModel, item: Mapping[str, str], outp
     options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
     response = await handler.infer(request, options=options)
     return np.frombuffer(response.outputs[0].data, "<f4")
+
+
+def _reads_requests(model: TextModel) -> bool:
+    """Whether it has the tensors of Triton's vLLM backend; one that generates refuses requests to embed itself."""
+    interface = model.served.interface
+    tensors = (interface.inputs.get(REQUEST), interface.outputs.get(ANSWER))
+    return not model.task and all(one is not None and one.datatype is DataType.BYTES for one in tensors)
+
+
+async def _embed(
+    handler: Handler, model: TextModel, item: str | list[int], dimensions: int | None, caller: Caller
+) -> tuple[Vector, int]:
+    """The embedding of a text or of token ids, float32 [n], and how many tokens it has."""
+    interface = model.served.interface
+    asked = {"input": item, "pooling_params": {} if dimensions is None else {"dimensions": [dimensions]}}
+    written = element(orjson.dumps(asked))
+    tensors = [Tensor(REQUEST, DataType.BYTES, shape_of(interface, REQUEST, 1), written)]
+    if (counts := f"return_{COUNT}") in interface.inputs:
+        tensors.append(Tensor(counts, DataType.BOOL, shape_of(interface, counts, 1), b"\1"))
+    request = InferenceRequest(model.name, LATEST_VERSION, tensors, served=model.served)
+    options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
+    found: InferenceResponse | None = None
+    async with contextlib.aclosing(handler.stream(request, options=options)) as responses:
+        async for response in responses:
+            if response.error is not None:
+                raise response.error
+            found = found if response.is_flag else response
+    outputs = {tensor.name: tensor for tensor in found.outputs} if found is not None else {}
+    try:
+        vector = np.asarray(orjson.loads(outputs[ANSWER].array().item(0)), "<f4")
+        if vector.ndim != 1:
+            raise ValueError(f"shape {list(vector.shape)}")
+        return vector, int(outputs[COUNT].array().item(0)) if COUNT in outputs else 0
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise InternalError(f"the model '{model.name}' gave no embedding in {ANSWER}: {error}") from None
 
 
 def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:

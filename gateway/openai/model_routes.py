@@ -67,8 +67,6 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def one_model(call: ApiCall) -> None:
         name = call.arguments["model"]
         model = models.find(name)
-        if not model.is_callable:
-            raise ApiError(f"The model '{name[:256]}' cannot be called with this API.", status=404, param="model")
         wanted = models.adapter_name(model, model.adapter) if model.adapter else model.name
         await call.reply(next(one for one in await entry(model) if one["id"] == wanted) | {"id": name})
 

@@ -129,11 +129,6 @@ class TextModel:
         said = self.served.interface.parameters.get(TASK_PARAMETER, "")
         return said if said in TASKS else ""
 
-    @property
-    def is_callable(self) -> bool:
-        """Whether some endpoint of this API takes it."""
-        return self.generates or bool(self.task)
-
     def tool_format(self, tools: TextTools | None) -> str:
         """How it writes calls of tools: what its configuration says, else what its chat template shows; "" for none."""
         said = self.served.interface.parameters.get(TOOLS_PARAMETER, "")
@@ -224,14 +219,12 @@ class TextModels:
             raise
 
     def all(self) -> list[TextModel]:
-        """The ready models that this API can call, by name."""
+        """The ready models by name; before others those that write text, as some clients take the first of a list."""
         found: dict[str, TextModel] = {}
         for entry in self.handler.repository_index(ready=True):
             if entry.name not in found and (served := self.served(entry.name)) is not None:
-                model = TextModel(served)
-                if model.is_callable:
-                    found[entry.name] = model
-        return [found[name] for name in sorted(found)]
+                found[entry.name] = TextModel(served)
+        return sorted(found.values(), key=lambda model: (not model.generates, not model.task, model.name))
 
     async def tools(self, model: TextModel) -> TextTools | None:
         """The tokenizer and template of a model; None for one that has none. Raises `Unavailable`."""

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-own", action="store_true", help="serve only --base and --peer")
     parser.add_argument("--base", metavar="REV|DIR", help="another revision or checkout, measured in turn")
+    parser.add_argument("--base-python", default=sys.executable, metavar="FILE", help="interpreter of --base")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where `make peers-setup` put the peers")
     parser.add_argument("--peer", action="append", default=[], choices=sorted(RECIPES), help="may be repeated")
     parser.add_argument("--no-calls", action="store_true", help="do not count Python calls afterwards")
@@ -125,7 +126,8 @@ def servers_of(options: argparse.Namespace, trees: dict[str, Path], repository: 
     with ExitStack() as stack:
         servers = []
         for name, tree in trees.items():
-            server = stack.enter_context(Charonia(repository, options.serve_option, tree))
+            python = options.base_python if name == "base" else sys.executable
+            server = stack.enter_context(Charonia(repository, options.serve_option, tree, python=python))
             servers.append(charonia_server(name, server.endpoints))
         if options.state_dir:
             servers.append(charonia_server("running", endpoints_of(options.state_dir)))

@@ -28,7 +28,9 @@ HOOK = Path(__file__).with_name("counting")
 VARIABLE = "LOADTEST_COUNT_CALLS"
 WARM_REQUESTS = 200
 IDLE_S = 2.0
-_MOST_LOOKS = 15
+_LOOK_S = 0.2
+_PATIENCE_S = 30.0
+"""For the imports of an idle server to end."""
 _IMPORTS = "<frozen importlib"
 
 Counts = dict[int, Counter[str]]
@@ -101,15 +103,21 @@ class Background:
 
 
 def measure_background(directory: Path, seconds: float) -> Background:
-    """Watches an idle server for a while, again where a process was still importing: on a busy machine that is late."""
-    for _ in range(_MOST_LOOKS):
-        before, started = read(directory), time.monotonic()
-        time.sleep(seconds)
-        idle = since(read(directory), before)
-        elapsed = time.monotonic() - started
-        if not any(n and name.startswith(_IMPORTS) for calls in idle.values() for name, n in calls.items()):
-            break
-    return Background({pid: {name: n / elapsed for name, n in calls.items()} for pid, calls in idle.items()})
+    """Watches an idle server for a while; again where a process was still importing: on a busy machine that is late."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    before, started = read(directory), time.monotonic()
+    while True:
+        time.sleep(_LOOK_S)
+        idle, looked_at = since(read(directory), before), time.monotonic()
+        if _is_importing(idle) and looked_at < give_up_at:
+            before, started = read(directory), looked_at
+        elif looked_at - started >= seconds:
+            elapsed = looked_at - started
+            return Background({pid: {name: n / elapsed for name, n in calls.items()} for pid, calls in idle.items()})
+
+
+def _is_importing(counts: Counts) -> bool:
+    return any(n and name.startswith(_IMPORTS) for calls in counts.values() for name, n in calls.items())
 
 
 def package_of(file: str, packages: tuple[str, ...]) -> str:

@@ -68,9 +68,10 @@ class Charonia:
         extra: Sequence[str] = (),
         checkout: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="charonia-bench-"))
-        self._command = [sys.executable, "-m", "charonia.cli", "serve"]
+        self._command = [python, "-m", "charonia.cli", "serve"]
         self._command += ["--model-repository", str(model_repository.resolve())]
         self._command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self._command += ["--state-dir", str(self._state), *extra]

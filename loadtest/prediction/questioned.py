@@ -1,6 +1,7 @@
 """What a question of `charonia simulate` means for a real server, and models to ask about. Pure but for the files.
 
 A question is words NAME=VALUE, as `charonia simulate --what-if` takes them; those of `NAMES` can be made real here.
+`cores` tells the simulation about this machine, and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from google.protobuf import text_format
 from loadtest.model import LoadTestError
 from protos.model_config_pb2 import ModelConfig
 
-NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "rate")
+NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "cores", "rate")
 _UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000}
 
 MODELS = {

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from charonia.backend import Array, Backend, Format, GraphSignature, InstanceSpec, Model, ModelSource, TensorSignature
+from charonia.cuda.visible_devices import see_one_device
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 
@@ -252,14 +253,21 @@ def _device(spec: InstanceSpec, platforms: Sequence[str]) -> Any:
             f"model '{spec.source.name}' was exported for {', '.join(platforms)}, but has an instance of kind "
             f"{spec.kind}: export with platforms=['{platform}', ...]"
         )
+    wanted = spec.device_id if spec.kind == "GPU" else None
+    if wanted is not None and spec.source.isolation != "none":
+        # the process is this device's alone. JAX, which has not looked for devices yet, makes a context on each it sees
+        see_one_device(wanted)
+        wanted = 0
     try:
         devices = {device.id: device for device in jax.local_devices(backend=platform)}
     except RuntimeError:  # the library knows no such platform, or it was told not to use it
         devices = {}
-    wanted = spec.device_id if spec.kind == "GPU" else min(devices, default=0)
+    if wanted is None:
+        wanted = min(devices, default=0)
     if wanted not in devices:
+        number = spec.device_id if spec.kind == "GPU" else wanted
         raise Unsupported(
-            f"model '{spec.source.name}' asks for an instance on {spec.kind} {wanted}, but JAX has "
+            f"model '{spec.source.name}' asks for an instance on {spec.kind} {number}, but JAX has "
             f"{', '.join(map(str, devices)) or 'none'} where it runs"
         )
     return devices[wanted]

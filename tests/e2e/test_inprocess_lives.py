@@ -60,7 +60,8 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     until("its threads are gone", lambda: set(threading.enumerate()) <= threads)
     for directory in made:
         digest = hashlib.blake2b(os.fsencode(directory / "state"), digest_size=8).hexdigest()
-        for place in (directory, *(Path(root) / f"charonia-{os.getuid()}-{digest}" for root in ("/tmp", "/dev/shm"))):
+        roots = (tempfile.gettempdir(), "/dev/shm")
+        for place in (directory, *(Path(root) / f"charonia-{os.getuid()}-{digest}" for root in roots)):
             assert not place.exists()
 
 

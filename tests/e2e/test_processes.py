@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,25 @@ def test_sigterm_drains_and_leaves_nothing(few_models: Path, tmp_path: Path) -> 
     assert server.stop() == 0, server.log()
     _wait_gone(pids)
     assert "Traceback" not in server.log()
+
+
+def test_gateway_and_private_log_share_a_processor_of_two(few_models: Path, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2 or not Path("/proc/self/schedstat").exists():
+        pytest.skip("needs two processors, and a kernel that tells the times of threads")
+    before = os.sched_getaffinity(0)
+    two = set(sorted(before)[:2])
+    os.sched_setaffinity(0, two)
+    try:
+        server = start(few_models, tmp_path / "state")
+    finally:
+        os.sched_setaffinity(0, before)
+    server.wait_ready()
+    (log,), (gateway,), (executor,) = (server.pids(role) for role in ("redis", "gateway", "executor+batcher"))
+    _wait_for(
+        lambda: len(os.sched_getaffinity(log)) == 1 and os.sched_getaffinity(log) == os.sched_getaffinity(gateway)
+    )
+    assert os.sched_getaffinity(executor) == two
+    assert server.stop() == 0, server.log()
 
 
 @pytest.mark.long
@@ -426,6 +447,25 @@ def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Pa
     (executor,) = server.pids("executor+batcher")
     os.kill(executor, signal.SIGKILL)
     assert server.stop() == 0, server.log()
+
+
+def test_temporary_folders_of_a_killed_executor_are_removed_by_the_next(few_models: Path, tmp_path: Path) -> None:
+    shutil.copytree(few_models / "identity", tmp_path / "models" / "identity", symlinks=False)
+    with (tmp_path / "models" / "identity" / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "charonia.isolation" value { string_value: "sandbox" } }\n')
+    with tempfile.TemporaryDirectory() as temporary:  # its name is short: sockets lie there as well
+
+        def folders() -> set[Path]:
+            return set(Path(temporary).glob("charonia-owned-*"))
+
+        server = start(tmp_path / "models", tmp_path / "state", environment={"TMPDIR": temporary})
+        server.wait_ready()
+        (abandoned,) = folders()
+        (executor,) = server.pids("executor+batcher")
+        os.kill(executor, signal.SIGKILL)
+        _wait_for(lambda: len(now := folders()) == 1 and abandoned not in now)
+        assert server.stop() == 0, server.log()
+        assert not folders()
 
 
 def test_flags_win_over_the_environment_in_every_part(

@@ -242,6 +242,7 @@ def gateways(counting: Counting, tmp_path: Path) -> Iterator[list[Part]]:
     log = PrivateServer(tmp_path / "log", find_server())
     (tmp_path / "log").mkdir()
     log.start()
+    log.wait_ready()
     with ExitStack() as stack:
         stack.callback(log.stop)
 

@@ -71,6 +71,7 @@ def start(tmp_path: Path) -> Iterator[object]:
     (tmp_path / "log").mkdir()
     log = PrivateServer(tmp_path / "log", find_server())
     log.start()
+    log.wait_ready()
     with ExitStack() as stack:
         stack.callback(log.stop)
         started: list[Part] = []

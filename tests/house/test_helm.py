@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import values_page
+from helm_chart import shown_commands, values_page
 from helm_chart.cases import CASES
-from helm_chart.chart_files import CHART, PAGE, RENDERED, digest
+from helm_chart.chart_files import CHART, GUIDE, PAGE, RENDERED, digest
 
 from charonia.metrics.endpoint import LIVE, READY
 from charonia.options.table import OPTIONS
@@ -364,3 +364,56 @@ def test_queued_work_is_counted_in_seconds(tmp_path: Path) -> None:
         ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- the page about Kubernetes, as `make helm` follows it --------------------------------------------------------------
+
+UPGRADE = "$ helm upgrade --install serving infra/helm/charonia --namespace serving --values values.yaml"
+ROLLOUT = "$ kubectl -n serving rollout status deployment/serving-charonia-gateway"
+
+
+def test_the_page_about_kubernetes_shows_what_can_be_followed() -> None:
+    shown = shown_commands.read(GUIDE.read_text())
+    assert shown.values.startswith("# values.yaml\n")
+    assert {upgrade.chart for upgrade in shown.upgrades} == {"infra/helm/charonia"}
+    assert {followed.kind for followed in shown.followed} == {"deployment", "svc"}
+    assert len(shown.services) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("# values.yaml\n", "# my-values.yaml\n", r" 0 blocks of YAML begin with '# values.yaml'; expected is one"),
+        ("$ helm upgrade ", "$ helm install ", r" no block .* '\$ helm upgrade RELEASE CHART --values FILE'"),
+        (UPGRADE, UPGRADE.split(" infra")[0], r"LINE: .* begins with no release and chart; expected is 'helm upgrade"),
+        (UPGRADE, UPGRADE.replace("serving infra", "-n serving infra"), r"LINE: .* no release and chart; expected is"),
+        (UPGRADE, UPGRADE.replace("charonia ", "nothing "), r"LINE: .* infra/helm/nothing is the folder of no chart"),
+        (UPGRADE, UPGRADE.replace("--values values.yaml", ""), r"LINE: .* has not one '--values FILE'; expected is"),
+        (UPGRADE, UPGRADE.removesuffix(" values.yaml"), r"LINE: .* has not one '--values FILE'; expected is"),
+        (UPGRADE, UPGRADE + " '", r"LINE: .* is no line of a shell: No closing quotation"),
+        (
+            ROLLOUT,
+            "$ kubectl get pods",
+            r"LINE: 'kubectl get pods' names nothing .* expected at its end is deployment/",
+        ),
+        ("metadata: {name: ocr}", "metadata: {name: ocr", r"[0-9]+: the block is not YAML: "),
+        ("apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService", "- nothing", r"[0-9]+: the block "),
+        (
+            "      runtime: charonia\n",
+            "",
+            r"[0-9]+: the InferenceService has None at spec.predictor.model.runtime; exp",
+        ),
+        ("modelFormat: {name: triton}", "modelFormat: triton", r"[0-9]+: .* has None at .*modelFormat.name; expected"),
+    ],
+)
+def test_a_page_of_another_form_is_a_fault_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    text = GUIDE.read_text()
+    assert before in text
+    line = str(text[: text.index(before)].count("\n") + 1)
+    page = tmp_path / "kubernetes.md"
+    page.write_text(text.replace(before, after))
+    monkeypatch.setattr(shown_commands, "GUIDE", page)
+    (fault,) = shown_commands.faults(True)
+    assert re.match(f"kubernetes.md:{said.replace('LINE', line)}", fault), fault

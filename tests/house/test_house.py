@@ -186,14 +186,22 @@ def test_each_test_of_the_log_is_made_over_all_topologies_or_says_why_not() -> N
 
 
 def test_long_tests_are_left_out_by_one_verb_and_run_by_another() -> None:
-    """CI runs both verbs, and `make test-long` looks for them in every folder that has one."""
+    """CI runs both verbs, and `make test-long` looks for them in every folder that has one.
+
+    It runs those of Hypothesis again, with all examples: `make test` tries some of them.
+    """
     makefile = (ROOT / "Makefile").read_text()
     recipes = {name: re.search(rf"(?m)^{name}: .*\n((?:\t.*\n)+)", makefile)[1] for name in ("test", "test-long")}  # type: ignore[index]
     assert [line.count(" -m 'not long' ") for line in recipes["test"].splitlines()] == [1, 1]
-    assert " -m long " in recipes["test-long"]
-    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.long\b", path.read_text())}
-    folders = {str(path.parent.relative_to(ROOT)) for path in marked}
-    assert folders
-    assert folders == set(re.findall(r"tests/\w+", recipes["test-long"]))
+    assert " -m 'long or hypothesis' " in recipes["test-long"]
+    assert "EXAMPLES" not in recipes["test-long"]
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    tops = {path: "/".join(path.relative_to(ROOT).parts[:2]) for path in files}
+    long = {top for path, top in tops.items() if re.search(r"mark\.long\b", files[path])}
+    tried = {top for path, top in tops.items() if re.search(r"(?m)^from hypothesis", files[path])}
+    assert len(long) > 1 < len(tried)
+    assert long | tried == set(re.findall(r"tests/\w+", recipes["test-long"]))
+    fixed = [str(path) for path in files if re.search(r"max_examples=\d", files[path])]
+    assert not fixed, "the number comes from examples() of tests/rigs/example_counts.py"
     commands = (ROOT / ".ci" / "run").read_text().splitlines()
     assert {"make test", "make test-long"} <= set(commands)

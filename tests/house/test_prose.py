@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from page_commands import files_of
 from prose import BUILT, CODE, ITEM, PRODUCT, ROOT, files, items, prose, read, where
 
 NO_ITEM = re.compile(r"gRPC proposals? A\d(?:(?:, | and )A\d)*|Amazon S3")
@@ -160,6 +161,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_files_that_are_named_are_there() -> None:
     """Named by the end of their path, or from the root."""
     known = {str(path.relative_to(ROOT)) for path in files()}
+    known |= {name for path in files() if path.suffix == ".md" for name in files_of(path.read_text())}
     known |= {str(parent) for name in known for parent in Path(name).parents}
     known |= {name[:13] for name in known if name.startswith("docs/adr/0")}
     folders = {name.split("/")[0] for name in known if "/" in name}

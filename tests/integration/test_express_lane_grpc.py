@@ -12,6 +12,7 @@ import grpc.aio
 import http2_client as h2
 import pytest
 import redis
+from example_counts import examples
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -363,7 +364,7 @@ def frames_of_call(stream: int, message: bytes, how: str) -> tuple[bytes, bytes]
     return head, body
 
 
-@settings(max_examples=70)
+@settings(max_examples=examples(70))
 @given(
     calls=st.lists(st.tuples(_message, _how, st.integers(0, 5)), min_size=1, max_size=6),
     places=st.lists(st.integers(0, 1 << 16), max_size=6),
@@ -397,7 +398,7 @@ def test_any_calls_in_any_frames(
     pair.run(both(pair, cut(stream, places), awaited, first=first, grant=64 if window < 100 else 0))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     fates=st.lists(
         st.sampled_from(["answer", "answer", "reset", "reset early", "late window"]), min_size=2, max_size=8

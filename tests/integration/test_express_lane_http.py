@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from example_counts import examples
 from http_calls import read_reply
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,7 +163,7 @@ _requests = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(_requests, min_size=1, max_size=5), st.lists(st.integers(0, 1 << 16), max_size=6), st.booleans())
 def test_any_requests_in_any_segments(
     pair: LanePair, requests: list[bytes], places: list[int], one_by_one: bool

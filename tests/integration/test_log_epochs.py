@@ -43,10 +43,10 @@ def exchange(server: PrivateServer, change: Callable[[Path], None]) -> None:
     """
     with redis.Redis.from_url(server.url) as client:
         while client.info("persistence")["aof_buffer_length"]:
-            pass
+            time.sleep(0.001)
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
-        pass
+        time.sleep(0.001)
     change(server.state_dir / "appendonlydir")
     server.start()
     server.wait_ready()
@@ -55,7 +55,7 @@ def exchange(server: PrivateServer, change: Callable[[Path], None]) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 async def epoch_of(log: RedisLog) -> str:
@@ -65,7 +65,7 @@ async def epoch_of(log: RedisLog) -> str:
             try:
                 return await log.epoch()
             except LogUnavailable:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
 
 async def test_an_epoch_lasts_as_long_as_the_contents(server: PrivateServer, log: RedisLog) -> None:

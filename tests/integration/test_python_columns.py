@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_calls import instance_of
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from python_instances import ECHO, Load, loading, source
@@ -293,7 +294,7 @@ async def _loaded(load: Load) -> PythonInstance:
     return await load(MANY_WAYS, CONFIG)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(batch=batches(), sizes=st.booleans())
 def test_columns_are_answered_as_the_same_requests(
     standing: tuple[asyncio.Runner, PythonInstance], batch: Batch, sizes: bool

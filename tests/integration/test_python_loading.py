@@ -105,8 +105,12 @@ async def test_a_load_that_takes_too_long_is_ended(load: Load) -> None:
 
 
 async def test_a_process_that_does_not_start_in_time_is_ended(load: Load) -> None:
+    async def tried() -> None:
+        for _ in range(5):  # where the machine stands still meanwhile, the start is heard of before the time is over
+            await load(ECHO, stub_timeout_seconds="0.001")
+
     with pytest.raises(InternalError, match=r"it did not start within 0\.001 s \(stub-timeout-seconds\)"):
-        await load(ECHO, stub_timeout_seconds="0.001")
+        await tried()
 
 
 async def test_settings_of_later_issues_are_refused_in_words(load: Load) -> None:

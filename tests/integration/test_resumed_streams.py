@@ -351,7 +351,7 @@ async def test_a_job_is_read_on_at_another_gateway(stack: Stack) -> None:
     last = await asyncio.to_thread(_read_events, second, view["id"], last, 20, tokens)
     until.touch()
     await asyncio.to_thread(_read_events, second, view["id"], last, ENDLESS, tokens)
-    assert len(tokens) > 60
+    assert len(tokens) >= 60
     assert tokens == chain.tokens_of(77, len(tokens))
     await stack.left_nothing("chain", [*stack.streams])
 

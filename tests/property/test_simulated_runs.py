@@ -64,7 +64,7 @@ def fit_of(base: int, row: int, deviations: tuple[float, ...], pauses: tuple[Pau
 
 
 fits = st.builds(fit_of, st.integers(1000, 10 * MS), st.integers(0, MS), deviations, pauses, ways)
-executions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1))
+executions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.sampled_from([0.0, 0.7, 1.0, 2.0]))
 
 
 def running_at_once(found: Sequence[RecordedRequest], executor: str) -> int:
@@ -81,12 +81,17 @@ def running_at_once(found: Sequence[RecordedRequest], executor: str) -> int:
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(requests, min_size=1, max_size=40), st.none() | blocks, fits, executions, st.integers(0, 3))
 def test_a_simulated_run(
-    arrivals: list[RecordedRequest], block: DynamicBatching | None, fit: Fit, place: tuple[int, int, int], seed: int
+    arrivals: list[RecordedRequest],
+    block: DynamicBatching | None,
+    fit: Fit,
+    place: tuple[int, int, int, float],
+    seed: int,
 ) -> None:
     arrivals.sort(key=lambda one: one.arrived_ns)
-    executors, instances, prefetch = place
+    executors, instances, prefetch, cores = place
     interface = ModelInterface("m", "", "", MAX_ROWS, {}, {}, dynamic_batching=block)
-    run = SimulatedRun(arrivals, Setting(interface, executors, instances, prefetch), fit, seed)
+    setting = Setting(interface, executors, instances, prefetch, cores=cores)
+    run = SimulatedRun(arrivals, setting, fit, seed)
     found = run.run()
 
     # every request ends, once, and is what it was
@@ -120,7 +125,7 @@ def test_a_simulated_run(
         last[queue] = number
 
     # the same again with the same seed
-    assert SimulatedRun(arrivals, Setting(interface, executors, instances, prefetch), fit, seed).run() == found
+    assert SimulatedRun(arrivals, setting, fit, seed).run() == found
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=30), st.floats(0.1, 100.0))

@@ -31,6 +31,7 @@ def log_of(directory: Path) -> Iterator[str]:
         (directory / "log").mkdir()
         log = PrivateServer(directory / "log", find_server())
         log.start()
+        log.wait_ready()  # a part that finds no log ends at once
     try:
         yield log.url
         assert not isinstance(log, Topology) or log.refusals() == []
@@ -93,10 +94,12 @@ class Parts:
         return part
 
     def gateway(self, name: str, *flags: str) -> Part:
-        """A gateway that is ready."""
+        """A gateway that is ready. No other part may have failed: requests would wait for it in vain."""
         part = self.start("gateway", name, *GATEWAY_FLAGS, *flags)
         part.learn_addresses()
         part.wait_ready()
+        failed = [one.name for one in self.started if (one.process.poll() or 0) > 0]
+        assert not failed, f"ended with an error: {failed}"
         return part
 
     def running(self) -> list[Part]:

@@ -128,6 +128,12 @@ class EchoJobs:
             raise outcome
         return job.view(), [outcome]
 
+    async def single(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, InferenceResponse | None]:
+        view, responses = await self.result(job_id, caller, wait_s)
+        return view, responses[0] if responses else None
+
     async def responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
     ) -> AsyncGenerator[InferenceResponse]:

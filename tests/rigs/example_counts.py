@@ -1,6 +1,6 @@
 """How many examples Hypothesis tries: all that a test asks for, or the share that `CHARONIA_TEST_EXAMPLES` names.
 
-`make check` runs at each step of a change, and tries some of them; `make test` tries all.
+`make check` runs at each step of a change and tries a tenth of them, `make test` a fifth; `make test-long` tries all.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax import export
 from jax import numpy as jnp
+from jax._src.xla_bridge import backends_are_initialized
 
 from charonia.errors import CharoniaError
 from charonia.testing.backend_contract import ReferenceModel
@@ -98,6 +99,31 @@ async def _placed(path: Path) -> None:
         await loaded.create_instance(replace(model.spec(), kind="GPU", device_id=2))
     except CharoniaError as error:
         print(error.message)
+
+
+def seen(directory: str) -> None:
+    """Make two instances for the server's GPU 1 as in a process of its own, and print what the process sees of GPUs."""
+    import charonia_jax
+
+    charonia_jax.GPUS = "cpu"
+    see = charonia_jax.see_one_device
+
+    def see_one_device(number: int) -> None:
+        see(number)
+        print(f"{number}: sees {os.environ['CUDA_VISIBLE_DEVICES']}, devices known {backends_are_initialized()}")
+
+    charonia_jax.see_one_device = see_one_device
+    asyncio.run(_seen(Path(directory)))
+
+
+async def _seen(path: Path) -> None:
+    model = ReferenceModel.of(path, "", expected=lambda _: {}, requests=[], failing={})
+    loaded = await BackendRegistry().get("jax").load(replace(model.source, isolation="process"))
+    await loaded.signature()
+    for _ in range(2):
+        spec = replace(model.spec(), source=replace(model.source, isolation="process"), kind="GPU", device_id=1)
+        instance = await loaded.create_instance(spec)
+        print("on", instance._device.id)
 
 
 async def _opened(path: Path) -> str:

@@ -34,6 +34,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"<!-- executed(, other numbers)? -->")
 _FENCE = re.compile(rf"^{MARK.pattern}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^`([\w./-]+)`:\n\n```\w*\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+OF_FRAMEWORKS = ("docs/howto/catboost.md", "docs/howto/spacy.md")
+"""Pages whose commands need the libraries that `make test-backends` installs; `tests/backends` follows them."""
 _OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null|[\d.]+)')
 _TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)
 _TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DOTALL)
@@ -77,6 +80,11 @@ def executed_blocks(text: str) -> list[Block]:
     assert len(found) == len(MARK.findall(text)), "a mark stands before no block"
     assert {block.kind for block in found} <= {"console", "python"}
     return found
+
+
+def files_of(text: str) -> dict[str, str]:
+    """What a page says files contain, by their paths: blocks behind a line that has only a path and a colon."""
+    return dict(_FILE.findall(text))
 
 
 class Ids:

@@ -57,6 +57,21 @@ _EMBEDS = ModelInterface(
     parameters={"charonia.openai_task": "embed"},
     required_inputs=frozenset(("text",)),
 )
+_VECTORS = ModelInterface(
+    "vectors",
+    "vllm",
+    "",
+    0,
+    {
+        "embedding_request": TensorSpec("embedding_request", DataType.BYTES, (1,)),
+        "return_num_input_tokens": TensorSpec("return_num_input_tokens", DataType.BOOL, (1,), optional=True),
+    },
+    {
+        "text_output": TensorSpec("text_output", DataType.BYTES, (-1,)),
+        "num_input_tokens": TensorSpec("num_input_tokens", DataType.UINT32, (-1,)),
+    },
+    decoupled=True,
+)
 _NUMBERS = ModelInterface(
     *("numbers", "onnxruntime", "", 8),
     {"x": TensorSpec("x", DataType.FP32, (4,))},
@@ -68,7 +83,8 @@ CANARY = (b"x-canary", b"yes")
 
 
 class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
-    """Models: `says` with a tokenizer and adapters red and blue, `plain`, `embeds`, and `numbers`, which is neither.
+    """Models: `says` with a tokenizer and adapters red and blue, `plain`, `embeds`, `vectors`, which embeds with the
+    tensors of Triton's vLLM backend, and `numbers`, which does neither.
 
     A prompt with `wait` is answered up to its first character, then when `gate` is set. One with `fail` fails at that
     character of its text, `fail0` at once.
@@ -79,7 +95,7 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
         says = _generating(
             "says", {"charonia.text_assets": DIGEST, "charonia.adapters": "red, blue", "charonia.tool_format": "hermes"}
         )
-        self.models = {one.name: one for one in (says, _plain("plain"), _EMBEDS, _NUMBERS)}
+        self.models = {one.name: one for one in (says, _plain("plain"), _EMBEDS, _VECTORS, _NUMBERS)}
         self.blobs = {DIGEST: BLOB}
         self.blobs_read = 0
         self.stopped = asyncio.Event()
@@ -121,6 +137,10 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
             data = bytes(given["text_input"][0])
             yield InferenceResponse("plain", 1, [_text("text_output", _answer(data.decode(), {}, 99)[0])])
             return
+        if request.model == "vectors":
+            yield _embedded(orjson.loads(given["embedding_request"][0]))
+            yield InferenceResponse("vectors", 1, [], final=True)
+            return
         ids = given["prompt_token_ids"].tolist()
         prompt = b"".join(bytes([token]) if token < 256 else b"<|" for token in ids).decode("utf-8", "replace")
         sampling = orjson.loads(given["sampling_parameters"][0])
@@ -146,6 +166,16 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
         finally:
             if not ended:
                 self.stopped.set()
+
+
+def _embedded(asked: dict[str, Any]) -> InferenceResponse:
+    """Counts of letters, or of their codes, and how many there are."""
+    letters = asked["input"] if isinstance(asked["input"], str) else "".join(map(chr, asked["input"]))
+    (size,) = asked["pooling_params"].get("dimensions", [4])
+    counts = [letters.count(chr(97 + at)) for at in range(size)]
+    text = "no list" if "?" in letters else orjson.dumps(counts).decode()
+    tokens = Tensor.of("num_input_tokens", np.array([len(letters)], np.uint32))
+    return InferenceResponse("vectors", 1, [_text("text_output", text), tokens])
 
 
 def _answer(prompt: str, sampling: dict[str, Any], most: int) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from charonia.backend import Backend, Format, InstanceSpec, Model, ModelSource
+from charonia.cuda.visible_devices import see_one_device
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from executors.backends.python.custom_metrics import CustomMetrics
 from protos.model_config_pb2 import ModelConfig
@@ -23,7 +24,6 @@ from .vllm_instance import VllmInstance
 _log = logging.getLogger(__name__)
 
 _REPORTS = "REPORT_CUSTOM_METRICS"
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class VllmBackend(Backend):
@@ -94,9 +94,7 @@ def _set_environment(spec: InstanceSpec) -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if spec.kind == "GPU" and spec.device_id >= 0:
-        # the process is that device's alone; its number is among those that the server may use
-        seen = [one for one in os.environ.get(_DEVICES, "").split(",") if one]
-        os.environ[_DEVICES] = seen[spec.device_id] if spec.device_id < len(seen) else str(spec.device_id)
+        see_one_device(spec.device_id)
 
 
 async def _started(written: EngineArguments, spec: InstanceSpec) -> tuple[Any, frozenset[str]]:

@@ -55,8 +55,7 @@ def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | No
     if type(value) is not int:
         raise ApiError(f"'{name}' must be an integer", param=name)
     if not least <= value <= most:
-        bound = f"between {least} and {most}" if most < 2**31 - 1 else f"at least {least}"
-        raise ApiError(f"'{name}' must be {bound}, got {_short(value)}", param=name, code=_side(value, least))
+        raise _out_of_range(name, value, least, most)
     return value
 
 
@@ -135,11 +134,7 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) not in (int, float):
             raise ApiError(f"'{name}' must be a number", param=name)
         if not lowest <= value <= highest or (name == "top_p" and not value):
-            raise ApiError(
-                f"'{name}' must be between {lowest:g} and {highest:g}, got {_short(value)}",
-                param=name,
-                code=_side(value, lowest),
-            )
+            raise _out_of_range(name, value, lowest, highest)
         found[name] = float(value)
     for name, (least, most) in _WHOLE.items():
         if (number := whole(body, name, least, most)) is not None:
@@ -250,9 +245,20 @@ def seed_of(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _side(value: float, least: float) -> str:
-    """The bound that a number breaks, in the words of vLLM's refusals."""
-    return "greater_than_equal" if value < least else "less_than_equal"
+def _out_of_range(name: str, value: float, least: float, most: float) -> ApiError:
+    """The refusal of a number, in the words of pydantic, which vLLM and Triton's frontend answer with.
+
+    A number within the bounds is refused because it must be above the lower one.
+    """
+    if value < least:
+        code, words, bound = "greater_than_equal", "greater than or equal to", least
+    elif value > most:
+        code, words, bound = "less_than_equal", "less than or equal to", most
+    else:
+        code, words, bound = "greater_than", "greater than", least
+    shown = f"{bound:g}" if isinstance(bound, float) else bound
+    kind = f"[type={code}, input_value={_short(value)}, input_type={type(value).__name__}]"
+    return ApiError(f"'{name}': Input should be {words} {shown} {kind}", param=name, code=code)
 
 
 def _short(value: Any) -> str:

@@ -1,12 +1,14 @@
 """Copies the tests of a suite, runs them in a process of pytest against `charonia serve`, and reads what came of each.
 
 A test that fails and stands in `exceptions.toml` is "excepted", with the reason written there; one that stands there
-and passes is "failed", so that the list stays true, unless its reason begins with "at times".
+and passes is "failed", so that the list stays true, unless its reason begins with "at times". Where a failure is
+written there, a test that fails otherwise is "failed" too.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shlex
 import shutil
@@ -15,21 +17,25 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from executors.backends.llm.conversion import converted, default_directory
 from loadtest.bench.servers import Charonia
+from loadtest.clients.genai import MODEL, weights_of
 from loadtest.clients.outcome import Outcome, environment, run
 from loadtest.model import LoadTestError
 
+from . import minilm
+
 ROOT = Path(__file__).parents[3]
 EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
-MODEL = "smollm2"
 WITHIN_S = 3600.0
 AT_TIMES = "at times: "
 """The reasons of tests that fail in some runs begin so: by what the model says, or by how fast it says it."""
+SHOWN = 300
+"""Characters of a failure's message."""
 ADAPTERS = ("zephyr-lora", "qwen3-lora")
 """Names that vLLM's tests ask for; each is an adapter with random weights."""
 VLLM_FILES = (
@@ -44,7 +50,7 @@ _LEFT_OUT = ("--tokenizer", "--backend", "--tool-call-parser")
 """Options of the frontend for what stands in a model's own files here; each has a value."""
 _GROUPS = {"model-repository": "model-repository,metadata", "metrics": "statistics"}
 """The frontend's groups of restricted endpoints that have other names here: lists of models are `metadata`."""
-_SHORT_CONTEXT = 'parameters { key: "charonia.context" value { string_value: "1024" } }\n'
+SHORT_CONTEXT = 'parameters { key: "charonia.context" value { string_value: "1024" } }\n'
 """In tokens. The frontend writes 16 tokens unless a chat asks for more, and we as many as the context has room for."""
 _OPTIONS = (
     *("-q", "--no-header", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
@@ -87,8 +93,9 @@ def triton(source: Path, repository: Path, serve: Sequence[str] = (), only: str 
         raise LoadTestError(f"there are no tests of Triton's OpenAI frontend in {source / 'tests'}")
     with tempfile.TemporaryDirectory(prefix="charonia-suite-") as place:
         folder = Path(place)
-        models = write_models(folder / "repository", repository, _SHORT_CONTEXT)  # the tests remove `models`
+        models = write_models(folder / "repository", repository, SHORT_CONTEXT)  # the tests remove `models`
         shutil.copytree(source / "tests", folder / "tests")
+        minilm.write_model(folder / "tests" / "vllm_embedding_models")
         files = sorted(file.name for file in (folder / "tests").glob("test_*.py"))
         converted(models / MODEL / "1" / "model.gguf", default_directory())
         own = {
@@ -110,22 +117,24 @@ def renamed(text: str) -> str:
 
 
 def write_models(folder: Path, repository: Path, parameters: str = "", adapters: Sequence[str] = ()) -> Path:
-    """A repository with the example's model, and adapters of random weights. Needs `tests/rigs` on the path.
+    """A repository with the example's model; as `write_model`. Raises LoadTestError where the example is not there."""
+    write_model(folder / MODEL, weights_of(repository), parameters, adapters)
+    return folder
+
+
+def write_model(directory: Path, weights: Path, parameters: str = "", adapters: Sequence[str] = ()) -> None:
+    """A model with these weights, and adapters of random weights. Needs `tests/rigs` on the path.
 
     `parameters` are lines of the model's configuration, `adapters` names.
     """
     from lora_files import write_adapter
 
-    weights = repository / MODEL / "1" / "model.gguf"
-    if not weights.is_file():
-        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
-    version = folder / MODEL / "1"
-    version.mkdir(parents=True)
-    (folder / MODEL / "config.pbtxt").write_text(f'name: "{MODEL}"\nbackend: "llm"\n{parameters}')
+    version = directory / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (directory / "config.pbtxt").write_text(f'name: "{directory.name}"\nbackend: "llm"\n{parameters}')
     (version / "model.gguf").symlink_to(weights.resolve())
     for seed, name in enumerate(adapters):
         write_adapter(version / "adapters" / name, seed, modules=("self_attn.q_proj", "self_attn.v_proj"))
-    return folder
 
 
 def tested(
@@ -145,7 +154,11 @@ def tested(
     command = [sys.executable, "-m", "pytest", "-p", f"loadtest.clients.suites.{plugin}", *_OPTIONS, *options]
     command += [f"--rootdir={folder}", f"--junitxml={report}", "-o", "junit_family=xunit1", "-c", "/dev/null"]
     command += [*(("-k", only) if only else ()), *(f"{below}/{name}" for name in files)]
-    given = {**own, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    given = {
+        **own,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "rigs"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     _, said = run("pytest", command, WITHIN_S, env=environment(given), cwd=folder)
     if not report.exists():
         raise LoadTestError(f"pytest wrote no report: {said[-2000:]}")
@@ -160,28 +173,46 @@ def read_report(report: Path) -> list[Outcome]:
         outcome = Outcome(name, "ok", float(case.get("time") or 0))
         for tag, state in (("skipped", "not run"), ("failure", "failed"), ("error", "failed")):
             if (inner := case.find(tag)) is not None:
-                outcome = replace(outcome, state=state, reason=" ".join((inner.get("message") or "").split())[:300])
+                outcome = replace(outcome, state=state, reason=" ".join((inner.get("message") or "").split()))
         found.append(outcome)
     return found
 
 
-def exceptions(suite: str) -> dict[str, str]:
-    """The reasons of a suite's exceptions, by the pattern of their names."""
-    found: dict[str, str] = tomllib.loads(EXCEPTIONS.read_text())[suite]
-    return found
+@dataclass(frozen=True)
+class Exempt:
+    """An exception: patterns of tests' names, why they need not pass, and the pattern of a failure; "" for any one."""
+
+    tests: Sequence[str]
+    reason: str
+    failure: str = ""
+
+    def covers(self, outcome: Outcome) -> bool:
+        """Whether the outcome is of such a test and, where it failed, has such a failure."""
+        return any(_is_like(outcome.name, pattern) for pattern in self.tests) and (
+            outcome.state != "failed" or _is_like(outcome.reason, f"*{self.failure}*")
+        )
+
+
+def _is_like(text: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
+def exceptions(suite: str) -> list[Exempt]:
+    """The exceptions of a suite."""
+    return [Exempt(**written) for written in tomllib.loads(EXCEPTIONS.read_text())[suite]]
 
 
 def judged(suite: str, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-    """The outcomes with the exceptions of a suite."""
+    """The outcomes with the exceptions of a suite. Of other failures the first words are shown."""
     known = exceptions(suite)
     for one in outcomes:
-        reasons = [why for pattern, why in known.items() if fnmatch.fnmatchcase(one.name, pattern.replace("[", "[[]"))]
+        reasons = [exempt.reason for exempt in known if exempt.covers(one)]
         if one.state == "failed" and reasons:
             yield replace(one, state="excepted", reason=reasons[0])
         elif one.state == "ok" and reasons and not reasons[0].startswith(AT_TIMES):
             yield replace(one, state="failed", reason=f"passes, but is an exception: {reasons[0]}")
         else:
-            yield one
+            yield replace(one, reason=one.reason[:SHOWN])
 
 
 def options_of(arguments: Sequence[str]) -> tuple[str, list[str]]:

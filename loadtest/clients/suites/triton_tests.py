@@ -1,10 +1,12 @@
 """A plug-in of pytest for the tests of Triton's OpenAI frontend: where they start that, `charonia serve` is started.
 
-What the tests import of Triton's in-process server skips those that use it.
+What the tests import of Triton's in-process server skips those that use it. In the place of a model that they write for
+vLLM stands the example's, with random adapters of the same names.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -17,9 +19,10 @@ import httpx2
 import openai
 
 from loadtest.bench.servers import Charonia
+from loadtest.clients.genai import weights_of
 from loadtest.model import LoadTestError
 
-from .running import options_of
+from .running import SHORT_CONTEXT, options_of, write_model
 from .stand_ins import stand_for
 
 _SECONDS = 600
@@ -43,6 +46,7 @@ class OpenAIServer:
 
     def __init__(self, cli_args: list[str], **_: Any) -> None:
         repository, options = options_of(cli_args)
+        replace_models(Path(repository))
         try:
             self._served = Served(repository, options)
         except LoadTestError as error:
@@ -67,6 +71,16 @@ class OpenAIServer:
         return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key="none", timeout=_SECONDS, max_retries=0)
 
 
+def replace_models(repository: Path) -> None:
+    """Write the example's model where one for vLLM is, with adapters of the names that `multi_lora.json` has."""
+    weights = weights_of(Path(os.environ["TEST_MODEL_REPOSITORY"]))
+    for written in repository.glob("*/1/model.json"):
+        adapters = written.with_name("multi_lora.json")
+        names = json.loads(adapters.read_bytes()) if adapters.exists() else ()
+        written.unlink()
+        write_model(written.parents[1], weights, SHORT_CONTEXT, list(names))
+
+
 def setup_server(model_repository: str, model_control_mode: str = "none", load_models: Sequence[str] = ()) -> Served:
     """Starts what the tests ask through an application of FastAPI."""
     mode = [f"--model-control-mode={model_control_mode}"] if model_control_mode != "none" else []
@@ -87,6 +101,10 @@ class TestClient(httpx2.Client):
         super().__init__(base_url=address, timeout=_SECONDS)
 
 
+def _downloaded(**_: Any) -> None:
+    """Downloads nothing: `replace_models` writes adapters."""
+
+
 class _Mode:
     NONE, EXPLICIT = "none", "explicit"
 
@@ -99,6 +117,7 @@ stand_for(
         "setup_server": setup_server,
         "setup_fastapi_app": setup_fastapi_app,
     },
+    huggingface_hub={"snapshot_download": _downloaded},
     fastapi__testclient={"TestClient": TestClient},
     tritonserver={"ModelControlMode": _Mode, "Server": Served},
     frontend__fastapi__middleware__api_restriction={},

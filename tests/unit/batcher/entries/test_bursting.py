@@ -31,9 +31,9 @@ class Owner:
 
     def __init__(self) -> None:
         self.log = MemoryLog()
-        self.bursting = Bursting(self.log, "m")
         self.windows = Windows(self.log.reader(), 100, Deletions(self.log), lambda _stream, _entries: None)
         self.windows.open(QUEUE, 0)
+        self.bursting = Bursting(self.log, "m", self.windows.has_read)
         self.scheduler = ModelScheduler("p")
         self.after = START
         self.see(PolicyChanged(interface(8, DynamicBatching())), VersionServed("a", 1, "h", 2))
@@ -50,10 +50,11 @@ class Owner:
         assert self.log.waves.send(QUEUE, [head, *[bytes([n] * 4) for n in range(count)]], told.set_result)
         await told
 
-    async def read(self) -> list[RequestQueued]:
+    async def read(self, attempts: dict[bytes, int] | None = None) -> list[RequestQueued]:
+        """`attempts` as for `Windows.read`."""
         entries = await self.log.range(QUEUE, self.after)
         self.after = entries[-1].id if entries else self.after
-        return self.windows.read(QUEUE, entries, None, {})
+        return self.windows.read(QUEUE, entries, attempts, {})
 
 
 @pytest.fixture
@@ -97,6 +98,7 @@ async def test_those_aboard_a_death_do_not_run_together_again(owner: Owner) -> N
     lost = owner.bursting.suspected(queued)
     assert [(one.executor, len(one.requests), one.members) for one in lost] == [("a", COUNT, COUNT)]
     assert owner.bursting.suspected(queued) == [], "it is said once"
+    assert owner.bursting._entries == {}
     decisions = owner.see(*queued, *lost)
     assert decisions
     for given in decisions:
@@ -115,3 +117,38 @@ async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None
     assert await owner.read() == []
     assert owner.bursting.suspects == {}
     assert await owner.log.pending("m") == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["their entry is gone", "they were settled before they were read"])
+async def test_suspects_that_do_not_come_are_forgotten(owner: Owner, how: str) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
+    owner.bursting.forget_read()
+    assert list(owner.bursting.suspects) == [PREFIX], "they may still come"
+    if how == "their entry is gone":
+        (entry,) = await owner.log.range(QUEUE, owner.after)
+        await owner.log.delete_entries(QUEUE, [entry.id])
+        await owner.send(1)
+    found = await owner.read({} if how == "they were settled before they were read" else None)
+    assert [request.wave for request in found] == ([True] if how == "their entry is gone" else [])
+    assert owner.bursting.suspected(found) == []
+    owner.bursting.forget_read()
+    assert owner.bursting.suspects == owner.bursting._entries == {}
+
+
+async def test_suspects_that_come_before_the_log_answers_leave_nothing_behind(owner: Owner) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    lost: list[object] = []
+    burst = owner.log.waves.burst
+
+    async def slow(*words: object, **more: object) -> bytes:
+        new_id = await burst(*words, **more)  # type: ignore[arg-type]
+        lost.extend(owner.bursting.suspected(await owner.read()))
+        return new_id
+
+    owner.log.waves.burst = slow  # type: ignore[method-assign]
+    await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
+    assert len(lost) == 1
+    assert owner.bursting.suspects == owner.bursting._entries == {}

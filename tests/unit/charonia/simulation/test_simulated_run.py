@@ -19,13 +19,13 @@ FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS, 10.0 * MS),), 10.0 * M
 
 def run(
     at_ms: Sequence[float], block: DynamicBatching, *, executors: int = 1, instances: int = 1, prefetch: int = 0,
-    fit: Fit = FIT, requests: Sequence[RecordedRequest] | None = None,
+    cores: float = 0.0, fit: Fit = FIT, requests: Sequence[RecordedRequest] | None = None,
 ) -> list[RecordedRequest]:  # fmt: skip
     interface = ModelInterface(
         "m", "", "", 4, {}, {}, scheduling="dynamic_batching", dynamic_batching=block
     )  # fmt: skip
     arrivals = requests or [RecordedRequest(round(at * MS)) for at in at_ms]
-    return simulated(arrivals, Setting(interface, executors, instances, prefetch), fit, 0)
+    return simulated(arrivals, Setting(interface, executors, instances, prefetch, cores=cores), fit, 0)
 
 
 def times(found: Sequence[RecordedRequest]) -> list[tuple[float, float]]:
@@ -44,6 +44,28 @@ def test_a_delay_holds_the_first_back_until_it_is_over_or_the_batch_full() -> No
 def test_instances_and_executors_run_at_once() -> None:
     assert times(run((1, 2, 3), DynamicBatching(), instances=2)) == [(1, 11), (2, 12), (11, 21)]
     assert times(run((1, 2, 3), DynamicBatching(), executors=3)) == [(1, 11), (2, 12), (3, 13)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (3.0, [(0, 10), (4, 14), (6, 16)]),
+        # a core each for 6 and 2 ms, two thirds of one until the first has done its 4 ms left, then a core each
+        (2.0, [(0, 12), (4, 16), (6, 18)]),
+        # 4 ms alone, half of it each for 2 ms, then a third of it each, and the last one alone for 1 ms
+        (1.0, [(0, 21), (4, 29), (6, 30)]),
+    ],
+)
+@pytest.mark.parametrize(("executors", "instances"), [(1, 3), (3, 1)])
+def test_instances_share_cores(
+    executors: int, instances: int, cores: float, expected: list[tuple[float, float]]
+) -> None:
+    found = run((0, 4, 6), DynamicBatching(), executors=executors, instances=instances, cores=cores)
+    assert [(start, round(end, 3)) for start, end in times(found)] == expected
+
+
+def test_half_a_core_takes_twice_as_long() -> None:
+    assert times(run((1, 2), DynamicBatching(), cores=0.5)) == [(1, 21), (21, 41)]
 
 
 def test_a_batch_ahead_waits_at_its_executor() -> None:

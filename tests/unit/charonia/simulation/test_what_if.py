@@ -27,6 +27,9 @@ def test_each_change() -> None:
     assert after("instances=-1").instances == 1
     found = after("delay=5ms max-batch=6 instances=3")
     assert settings_text(found) == "executors=1 instances=3 max-batch=6 delay=5000us preferred=4"
+    assert settings_text(after("cores=1.5")) == (
+        "executors=1 instances=2 max-batch=8 cores=1.5 delay=100us preferred=4,8"
+    )
     assert after("preferred=2,6").interface.dynamic_batching == DynamicBatching((2, 6), 100)
     assert after("preferred=none").interface.dynamic_batching == DynamicBatching((), 100)
     assert after("policy=none").interface.dynamic_batching is None
@@ -61,6 +64,7 @@ def test_a_word_may_name_its_model() -> None:
         ("instances=0", "whole number"), ("executors=two", "whole number"), ("rate=x0", "no factor"),
         ("rate=nan", "no factor"), ("policy=hurry", "is not none or"), ("policy=action:wait", "no policy"),
         ("preferred=2,x", "whole number"), ("max-batch=-1", "whole number"),
+        ("cores=0", "no number of cores"), ("cores=nan", "no number of cores"), ("cores=all", "no number of cores"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, message: str) -> None:

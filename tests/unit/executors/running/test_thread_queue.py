@@ -144,6 +144,20 @@ async def test_single_requests_run_in_the_instances_thread() -> None:
     await quick.pool.close()
 
 
+@pytest.mark.parametrize(("limit_bytes", "is_here"), [(16, True), (15, False)])
+async def test_a_batch_with_many_bytes_runs_in_the_instances_thread(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int, is_here: bool
+) -> None:
+    """A model is quick with small batches; a large one of it would hold up all that the event loop does."""
+    monkeypatch.setattr(instance_pool, "_QUICK_BYTES", limit_bytes)
+    instance = Interruptible()
+    quick = Quick(instance)
+    _, future = quick.under.run_batch((), waves=[wave(1.0, 3), wave(2.0)], settler=quick.answers)
+    await asyncio.wait_for(future, 30)
+    assert (threading.get_ident() in instance.threads) == is_here
+    await quick.pool.close()
+
+
 async def test_an_instance_that_cannot_be_interrupted_runs_in_its_thread() -> None:
     instance = Doubling()
     quick = Quick(instance)

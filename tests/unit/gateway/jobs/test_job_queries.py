@@ -16,7 +16,7 @@ import gateway.jobs.job_streams
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import Cancelled, DeadlineExceeded, InternalError, LogUnavailable
+from charonia.errors import Cancelled, DeadlineExceeded, InternalError, LogUnavailable, Unsupported
 from charonia.facts.jobs import DeliveryNote, public_id
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
@@ -236,3 +236,38 @@ async def test_the_last_event_has_the_error_of_a_job_and_never_its_answer(
     events = [event async for event in await gateway.jobs.queries.events(receipt.id)]
     assert events[-1].detail.get("error") == (None if error is None else "broken")
     assert await given_by(gateway, record.id) == gateway_name
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+async def test_a_result_is_a_delivery_to_callers_that_take_it(streams: Any, count: int) -> None:
+    """A caller that takes one response is refused others: that is none."""
+    gateway = await streams.gateway()
+    receipt = await gateway.submit_job(job_bench.request(), job_bench.options())
+    (record,) = await streams.comes()
+    assert await streams.begin(record)
+    for index in range(count):
+        await streams.answer(record, index, index)
+    await streams.end(record, count)
+    if count == 1:
+        _, response = await gateway.jobs.queries.single(receipt.id)
+        assert response.outputs[0].array().tolist() == [[0]]
+    else:
+        with pytest.raises(Unsupported, match=f"the job has {count} responses: follow its events"):
+            await gateway.jobs.queries.single(receipt.id)
+    assert await given_by(gateway, record.id) == ("g" if count == 1 else "")
+    _, responses = await gateway.jobs.queries.result(receipt.id)
+    assert [response.outputs[0].array().tolist() for response in responses] == [[[index]] for index in range(count)]
+    assert await given_by(gateway, record.id) == "g"
+
+
+@pytest.mark.parametrize("way", ["result", "single"])
+async def test_an_error_after_responses_is_a_delivery(streams: Any, way: str) -> None:
+    gateway = await streams.gateway()
+    receipt = await gateway.submit_job(job_bench.request(), job_bench.options())
+    (record,) = await streams.comes()
+    assert await streams.begin(record)
+    await streams.answer(record, 0, 5)
+    await streams.end(record, 1, error=InternalError("broken"))
+    with pytest.raises(InternalError, match="broken"):
+        await getattr(gateway.jobs.queries, way)(receipt.id)
+    assert await given_by(gateway, record.id) == "g"

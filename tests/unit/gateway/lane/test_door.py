@@ -12,7 +12,7 @@ from lane_bench import GATEWAY, MODEL, Front, LaneBench
 
 from charonia import failpoints
 from charonia.clock import wall_ns
-from charonia.errors import InternalError
+from charonia.errors import CharoniaError, InternalError
 from charonia.eventlog.port import Sent
 from charonia.facts.events import RequestCancelled
 from charonia.tensors import Buffer
@@ -179,6 +179,45 @@ def test_all_that_waits_may_be_sent_the_full_way(bench: LaneBench) -> None:
     front.door.leave_all()
     assert front.told == [(call, "left") for call in calls]
     assert front.door.waiting == []
+
+
+@pytest.mark.parametrize("way", ["the log is away", "all leave"])
+@pytest.mark.parametrize("fails_too", [False, True])
+def test_what_cannot_go_the_full_way_costs_no_other_call(
+    bench: LaneBench, monkeypatch: pytest.MonkeyPatch, way: str, fails_too: bool
+) -> None:
+    front, other = bench.front(), bench.front()
+    leave, fail = Front.leave_lane, Front.fail
+
+    def breaks(self: Front, call: Call) -> None:
+        if call is calls[0]:
+            raise ValueError("a defect")
+        leave(self, call)
+
+    def breaks_too(self: Front, call: Call, error: CharoniaError) -> None:
+        if fails_too:
+            raise ValueError("another")
+        fail(self, call, error)
+
+    monkeypatch.setattr(Front, "leave_lane", breaks)
+    monkeypatch.setattr(Front, "fail", breaks_too)
+    bench.gate.is_away = True
+    calls = [front.call(value) for value in range(3)]
+    others = [other.call(value) for value in range(2)]
+    if way == "all leave":
+        front.door.waiting += calls
+        front.door.leave_all()
+    else:
+        front._append(calls)
+        other.read(*others)
+        bench.settle()
+        assert other.told == [(call, "left") for call in others]
+    assert [front.told_of(call) for call in calls[1:]] == [["left"], ["left"]]
+    assert [call.wave for call in calls] == [None] * 3
+    found = [str(error) for error in front.told_of(calls[0])]
+    assert found == ([] if fails_too else ["the request cannot be sent: ValueError: a defect"])
+    assert front.door.counts.failures["OTHER"] == 1
+    assert bench.is_quiet()
 
 
 # -- callers that go ---------------------------------------------------------------------------------------------------

@@ -55,6 +55,23 @@ async def test_what_was_answered_or_given_up_does_not_expire() -> None:
     assert ended == [last]
 
 
+async def test_one_that_cannot_be_notified_costs_no_other_call() -> None:
+    calls, ended = outstanding(1, 1, 10), []
+
+    def expire(call: Any) -> None:
+        ended.append(call)
+        if call is calls[0]:
+            raise ValueError("a defect")
+
+    expiry = Expiry(lambda: calls, expire)
+    for call in calls:
+        expiry.watch(call.deadline_ns)
+    async with asyncio.timeout(30):
+        while len(ended) < 3:
+            await asyncio.sleep(0.005)
+    assert ended == calls
+
+
 async def test_nothing_expires_after_the_end() -> None:
     calls, ended = outstanding(10), []
     expiry = Expiry(lambda: calls, ended.append)

@@ -15,7 +15,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lane_bench import GATEWAY, MODEL, LaneBench, SentWave, reply_to
+from lane_bench import GATEWAY, MODEL, Front, LaneBench, SentWave, reply_to
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -30,7 +30,7 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.wire import pack_wave_reply, records_of, reply_meta, unpack_request, unpack_wave_reply
+from charonia.wire import ResponseRecord, pack_wave_reply, records_of, reply_meta, unpack_request, unpack_wave_reply
 from gateway.lane.door import Call, values_of
 from gateway.lane.pending_waves import ReplyServer, response_in
 
@@ -200,6 +200,29 @@ def test_of_two_answers_to_one_request_the_first_counts(bench: LaneBench) -> Non
     assert not bench.is_quiet()
     bench.answer_one(ids[1], 20)
     assert (front.answers, bench.waves.duplicates) == ([10, 20], 1)
+    assert bench.is_quiet()
+
+
+def test_an_answer_that_cannot_be_written_costs_no_other_call(
+    bench: LaneBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wave whose requests are answered one by one, the last ones together."""
+    front = bench.front()
+    respond = Front.respond
+
+    def breaks(self: Front, call: Call, record: ResponseRecord) -> None:
+        if call.index in (0, 1):
+            raise ValueError("a defect")
+        respond(self, call, record)
+
+    monkeypatch.setattr(Front, "respond", breaks)
+    front.send(1, 2, 3)
+    (sent,) = bench.sent()
+    bench.settle()
+    bench.answer_one(sent.wave.ids()[0], 10)
+    bench.now(lambda: bench.waves.on_reply(reply_to(sent.wave, [20, 20, 20])))
+    said = "the answer cannot be written: ValueError: a defect"
+    assert [str(what) for what in front.answers] == [said, said, "20"]
     assert bench.is_quiet()
 
 

@@ -37,3 +37,30 @@ async def test_few_are_made_when_the_first_is_refused(client: httpx2.AsyncClient
     reply = await client.post("/v1/embeddings", json={"model": "embeds", "input": TEXTS})
     assert reply.status_code == 429
     assert len(handler.requests) == MAX_RUNNING
+
+
+async def test_a_model_with_the_tensors_of_tritons_vllm_backend(client: httpx2.AsyncClient) -> None:
+    for given, counts, tokens in (
+        ("abba", [[2, 2, 0, 0]], 4),
+        ([97, 98, 97], [[2, 1, 0, 0]], 3),
+        (["a", "bb"], [[1, 0, 0, 0], [0, 2, 0, 0]], 3),
+        ([[97], [98, 98]], [[1, 0, 0, 0], [0, 2, 0, 0]], 3),
+    ):
+        found = (await client.post("/v1/embeddings", json={"model": "vectors", "input": given})).json()
+        assert [one["embedding"] for one in found["data"]] == counts
+        assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def test_that_model_cuts_its_embeddings_itself(client: httpx2.AsyncClient) -> None:
+    reply = await client.post("/v1/embeddings", json={"model": "vectors", "input": "abba", "dimensions": 2})
+    assert reply.json()["data"][0]["embedding"] == [2, 2]
+
+
+async def test_what_is_no_embedding(client: httpx2.AsyncClient) -> None:
+    reply = await client.post("/v1/embeddings", json={"model": "vectors", "input": "a?"})
+    assert (reply.status_code, "gave no embedding in text_output" in reply.text) == (500, True)
+
+
+async def test_the_tokens_of_that_model_are_counted(client: httpx2.AsyncClient, interface: Any) -> None:
+    await client.post("/v1/embeddings", json={"model": "vectors", "input": ["abba", "a"]})
+    assert interface.serving.counts.tokens["vectors", "", "prompt"] == 5

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx2
+import pydantic
 import pytest
 
 from charonia.errors import ResourceExhausted, Unavailable
@@ -625,10 +626,33 @@ async def test_prompts_that_are_cut_have_a_bound(client: httpx2.AsyncClient, han
     )
 
 
-async def test_a_bound_that_is_broken_has_a_word(client: httpx2.AsyncClient) -> None:
-    for value, code in ((-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")):
-        reply = await client.post(CHAT, json=chat("x", seed=value))
-        assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+@pytest.mark.parametrize(
+    ("field", "value", "least", "most"),
+    [
+        ("seed", -(2**63) - 1, -(2**63), 2**63 - 1),
+        ("seed", 2**63, -(2**63), 2**63 - 1),
+        ("top_logprobs", 25, 0, 20),
+        ("temperature", 2.1, 0, 2),
+        ("presence_penalty", -3, -2, 2),
+    ],
+)
+async def test_numbers_out_of_range_are_refused_in_pydantics_words(
+    client: httpx2.AsyncClient, field: str, value: float, least: int, most: int
+) -> None:
+    with pytest.raises(pydantic.ValidationError) as raised:
+        pydantic.create_model("Body", number=(type(value), pydantic.Field(ge=least, le=most)))(number=value)
+    (expected,) = raised.value.errors()
+    reply = await client.post(CHAT, json=chat("x", logprobs=True, **{field: value}))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, expected["type"], field)
+    kind = f"[type={expected['type']}, input_value={value}, input_type={type(value).__name__}]"
+    assert error["message"] == f"'{field}': {expected['msg']} {kind}"
+
+
+async def test_a_share_of_nothing(client: httpx2.AsyncClient) -> None:
+    error = (await client.post(CHAT, json=chat("x", top_p=0))).json()["error"]
+    message = "'top_p': Input should be greater than 0 [type=greater_than, input_value=0, input_type=int]"
+    assert (error["code"], error["message"]) == ("greater_than", message)
 
 
 async def test_other_roles_are_for_the_template(client: httpx2.AsyncClient) -> None:

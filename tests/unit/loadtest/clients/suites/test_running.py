@@ -62,17 +62,22 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_exceptions_are_those_that_fail(tmp_path: Path, monkeypatch: Any) -> None:
-    known = '"a.py::test_two[*" = "why"\n"a.py::test_old" = "no more"\n"a.py::test_luck" = "at times: by luck"\n'
-    (tmp_path / "exceptions.toml").write_text(f"[vllm]\n{known}")
+    known = ({"reason": "why", "tests": ["a.py::test_two[*"]}, {"reason": "no more", "tests": ["a.py::test_old"]})
+    luck = {"reason": "at times: by luck", "failure": "assert [] != *", "tests": ["a.py::test_luck"]}
+    written = ["\n".join(f"{name} = {json.dumps(value)}" for name, value in one.items()) for one in (*known, luck)]
+    (tmp_path / "exceptions.toml").write_text("".join(f"[[vllm]]\n{one}\n" for one in written))
     monkeypatch.setattr(running, "EXCEPTIONS", tmp_path / "exceptions.toml")
-    runs = (("test_two[x]", "failed"), ("test_old", "ok"), ("test_luck", "ok"), ("test_luck", "failed"))
-    found = running.judged("vllm", [Outcome(f"a.py::{name}", state) for name, state in runs])
-    assert [(one.state, one.reason) for one in found] == [
+    runs = [Outcome("a.py::test_two[x]", "failed", reason="whatever"), Outcome("a.py::test_old", "ok")]
+    runs += [Outcome("a.py::test_luck", "ok"), Outcome("a.py::test_luck", "failed", reason="E: assert [] != []")]
+    runs.append(Outcome("a.py::test_luck", "failed", reason="assert 500 == 200 " + "x" * 300))
+    found = list(running.judged("vllm", runs))
+    assert [(one.state, one.reason) for one in found[:-1]] == [
         ("excepted", "why"),
         ("failed", "passes, but is an exception: no more"),
         ("ok", ""),
         ("excepted", "at times: by luck"),
     ]
+    assert (found[-1].state, len(found[-1].reason)) == ("failed", running.SHOWN)
 
 
 def test_further_options_come_to_the_servers_of_tritons_tests(tmp_path: Path, monkeypatch: Any) -> None:
@@ -91,5 +96,7 @@ def test_further_options_come_to_the_servers_of_tritons_tests(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("suite", ["vllm", "triton"])
-def test_every_exception_has_a_reason(suite: str) -> None:
-    assert all(running.exceptions(suite).values())
+def test_every_exception_has_a_reason_and_those_at_times_a_failure(suite: str) -> None:
+    known = running.exceptions(suite)
+    assert all(one.reason for one in known)
+    assert all(one.failure for one in known if one.reason.startswith(running.AT_TIMES))

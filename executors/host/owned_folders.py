@@ -1,0 +1,84 @@
+"""Temporary folders of an executor, which another executor removes when their owner was killed.
+
+An owner holds a lock (`flock`) on each of its folders; the kernel releases it when the owner ends in any way, also in
+another container. A number of a process would not do: it may be another process's by then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "charonia-owned-"
+"""Of these folders alone: folders of earlier releases (`charonia-model-`) have no lock, and may be in use."""
+
+_locks: dict[Path, int] = {}
+"""By folder of this process: the descriptor whose lock says that it is in use."""
+
+_MAKER = os.getpid()
+"""A process that is forked from this one has the table, but not the folders."""
+
+
+def make() -> Path:
+    """Make an empty folder that only this user may read. Raises `OSError`."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # before it is locked, another executor may find it, and remove it
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks: nothing there is removed by others
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(folder, descriptor):
+            _locks[folder] = descriptor
+            return folder
+        os.close(descriptor)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that `make` made, with all that is in it. A second call does nothing."""
+    descriptor = _locks.pop(folder, None)
+    if descriptor is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_abandoned() -> list[Path]:
+    """Remove the folders whose owners are gone, and return them."""
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # of another user, or just removed
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            found.append(folder)
+        except OSError:  # in use, or a file system without locks
+            pass
+        finally:
+            os.close(descriptor)
+    return found
+
+
+@atexit.register
+def _remove_rest() -> None:
+    """At the orderly end of this process: what is still in use then, such as the files of a model that was loaded."""
+    if os.getpid() == _MAKER:
+        for folder in list(_locks):
+            remove(folder)
+
+
+def _is_at(folder: Path, descriptor: int) -> bool:
+    """Whether the opened folder is still in its place."""
+    try:
+        return os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
