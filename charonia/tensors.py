@@ -240,14 +240,14 @@ def _follow_lengths(data: Buffer, expected: int, name: str, model: str, where: s
     view = memoryview(data)
     at, end, count = 0, len(view), 0
     while at < end:
-        if count >= expected:
-            # counting on would let a hostile body keep us busy; one more than expected is enough to refuse
-            raise InvalidArgument(f"unexpected number of string elements {count + 1} {where}, expecting {expected}")
         if end - at < 4:
             raise InvalidArgument(
                 f"incomplete string length indicator {where}, expecting 4 bytes but only {end - at} bytes available. "
                 "Please make sure the string length indicator is in one buffer."
             )
+        if count >= expected:
+            # counting on would let a hostile body keep us busy; one more than expected is enough to refuse
+            raise InvalidArgument(f"unexpected number of string elements {count + 1} {where}, expecting {expected}")
         (length,) = _LENGTH.unpack_from(view, at)
         at += 4
         if length > end - at:

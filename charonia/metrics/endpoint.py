@@ -225,6 +225,8 @@ class MetricsEndpoint:
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return 400, "application/json", b'{"error":"Bad Request"}'
         method, target = words[0], words[1].split(b"?", 1)[0]
+        if target == b"/metrics/":  # Triton's page has both names
+            target = b"/metrics"
         if target not in self._known_paths():
             return 404, "application/json", b'{"error":"Not Found"}'
         if method != b"GET":

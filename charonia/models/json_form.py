@@ -51,6 +51,9 @@ def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
         raise StructureError("the model configuration cannot be read: a name in it is not valid Unicode") from error
 
 
+_WHOLE = 1e5
+"""Whole floats below this are printed without a point, as protobuf prints them."""
+
 _LEGACY = re.compile(
     r"""(?P<double>"(?:[^"\\]|\\.)*(?:"|\\?\Z)) | (?P<single>'(?:[^'\\]|\\.)*(?:'|\\?\Z))
       | (?P<key>[A-Za-z_$][\w$]*(?=\s*:)) | (?P<comma>,(?=\s*[\]}])) | [^"'A-Za-z_$,]+ | [A-Za-z_$][\w$]* | ,""",
@@ -116,6 +119,8 @@ def _value(field: Any, value: Any) -> Any:
     if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if value.is_integer() and abs(value) < _WHOLE:
+            return int(value)
         # a 32-bit 0.1 reads back as 0.10000000149...; print the shortest number with the same 32 bits
         return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else value
     return value

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from loadtest.clients import models
 
 INFER = "/v2/models/simple/infer"
+IDENTITY = "/v2/models/simple_identity/infer"
 NUMBERS = list(range(16))
 NO_ID = "[request id: <id_unknown>] "
 NOTE = (
@@ -88,6 +89,13 @@ def missing(present: list[str], absent: list[str]) -> str:
          NO_ID + "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]. " + NOTE),
         (INFER, pair(datatype="BYTES", data=[5] * 16), 500,
          "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
+        (IDENTITY, {"inputs": [tensor("INPUT0", datatype="BYTES", shape=[1, 2], data=["a"])]}, 400,
+         NO_ID + "expected 2 string elements for inference input 'INPUT0' for model 'simple_identity', got 1"),
+        (IDENTITY, {"inputs": [tensor("INPUT0", datatype="BYTES", shape=[1, 1], data=["a", "b"])]}, 400,
+         NO_ID + "unexpected number of string elements 2 for inference input 'INPUT0' for model 'simple_identity', "
+         "expecting 1"),
+        (IDENTITY, {"inputs": [tensor("INPUT0", datatype="BYTES", shape=[], data=["a", "b"])]}, 400,
+         NO_ID + "input 'INPUT0' has no shape but model requires batch dimension for 'simple_identity'"),
         (INFER, {**pair(), "outputs": [{"name": "FOO"}]}, 400,
          "unexpected inference output 'FOO' for model 'simple'"),
         (INFER, {**pair(), "parameters": {"triton_mine": 1}}, 400,

@@ -72,7 +72,10 @@ def parse_generate(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[
     inputs, max_input_size_bytes = note
     interface: Any = _SentInputs({n: _SentSpec(DataType(kind), tuple(shape)) for n, (kind, shape) in inputs.items()})
     request, template = decode_generate("", 0, bytes(buffers[0]), interface, max_input_size_bytes)
-    template.inputs = [InputSlot(t.name, t.datatype, t.shape, len(t.data), bytes(t.data)) for t in request.inputs]
+    template.inputs = [
+        InputSlot(t.name, t.datatype, t.shape, len(t.data), bytes(t.data), counted=t.datatype is DataType.BYTES)
+        for t in request.inputs
+    ]
     return _packed(template)
 
 
@@ -83,7 +86,7 @@ def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
         raise InvalidArgument(f"request has more than {_MAX_MEMBERS} inputs, outputs and parameters")
     words = (*template.parameters, *template.parameters.values(), *template.outputs, *reply.delivery.values())
     check_rest(sum(len(word) for word in (*words, *(s.name for s in template.inputs)) if isinstance(word, str)))
-    slots = [[s.name, s.datatype.value, s.shape, s.size_bytes, s.data is not None] for s in template.inputs]
+    slots = [[s.name, s.datatype.value, s.shape, s.size_bytes, s.data is not None, s.counted] for s in template.inputs]
     scalars = [
         *(template.binary_bytes, template.id, template.priority, template.timeout_us, template.deadline_ns),
         *(template.sequence_id, template.sequence_start, template.sequence_end),
@@ -118,8 +121,11 @@ def read_template(result: Result) -> Template:
     regions = _regions(noted)
     parts = regions.inputs if regions is not None else {}
     inputs = [
-        InputSlot(name, DataType(datatype), tuple(shape), size, next(data) if written else None, parts.get(position))
-        for position, (name, datatype, shape, size, written) in enumerate(slots)
+        InputSlot(
+            *(name, DataType(datatype), tuple(shape), size, next(data) if written else None),
+            *(parts.get(position), counted),
+        )
+        for position, (name, datatype, shape, size, written, counted) in enumerate(slots)
     ]
     by_default, listed, classes, in_regions, delivery = reply
     form = ReplyForm(by_default, listed, classes, set(in_regions), False, delivery)
@@ -136,12 +142,10 @@ def request_of(
 ) -> InferenceRequest:
     """The request of a template that a worker read and of the binary tensors in `body` from `at` on.
 
-    Marks the BYTES tensors that the worker wrote as counted, so that no check counts them again.
+    Marks the BYTES tensors that the worker counted, so that no check counts them again.
     """
     request = assemble(template, template.id, model, version, body, at)
-    request.elements = {
-        slot.name: "" for slot in template.inputs if slot.datatype is DataType.BYTES and slot.data is not None
-    }
+    request.elements = {slot.name: "" for slot in template.inputs if slot.counted}
     return request
 
 

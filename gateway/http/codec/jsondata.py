@@ -44,8 +44,6 @@ def encode_elements(name: str, datatype: DataType, data: Any, count: int) -> byt
             f"receiving {datatype.name} data via JSON is not supported. Please use the binary data format for input "
             f"{name}"
         )
-    if not isinstance(data, list):
-        raise _data_error(NOT_ARRAY)
     elements, types = _flatten(data)
     if datatype is DataType.BYTES:
         raw = _encode_bytes(elements, types)
@@ -63,6 +61,16 @@ def encode_elements(name: str, datatype: DataType, data: Any, count: int) -> byt
     if len(elements) != count:
         raise _data_error("Shape does not match true shape of 'data' field")
     return raw
+
+
+def encode_strings(data: Any) -> tuple[bytes, int]:
+    """Raw BYTES of the strings in a JSON array of any nesting, and how many there are.
+
+    Whether that is what the shape says is judged with the model's other checks, as in Triton: a wrong number of
+    strings is the client's error (400), where one of numbers is a text that does not parse (500).
+    """
+    elements, types = _flatten(data)
+    return _encode_bytes(elements, types), len(elements)
 
 
 def render_elements(tensor: Tensor) -> bytes:
@@ -94,8 +102,10 @@ def render_elements(tensor: Tensor) -> bytes:
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
+def _flatten(data: Any) -> tuple[list[Any], set[type]]:
     """The elements in order and the set of their types. One level at a time, since levels may be mixed (T4)."""
+    if not isinstance(data, list):
+        raise _data_error(NOT_ARRAY)
     elements = data
     for _ in range(MAX_DEPTH - 1):
         types = set(map(type, elements))

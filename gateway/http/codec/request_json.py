@@ -26,7 +26,7 @@ from charonia.inference import (
 from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 
-from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements
+from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements, encode_strings
 from .response_codec import ReplyForm
 
 _ONE_FIELD = (
@@ -39,7 +39,10 @@ _MEANINGS = frozenset({"sequence_id", "sequence_start", "sequence_end", "priorit
 
 @dataclass(slots=True)
 class InputSlot:
-    """One input of the JSON part: `data` from JSON, `size_bytes` of binary data, or `part` of shared memory (H49)."""
+    """One input of the JSON part: `data` from JSON, `size_bytes` of binary data, or `part` of shared memory (H49).
+
+    `counted`: `data` are strings, as many as the shape says.
+    """
 
     name: str
     datatype: DataType
@@ -47,6 +50,7 @@ class InputSlot:
     size_bytes: int
     data: Buffer | None = None
     part: RegionPart | None = None
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -179,9 +183,13 @@ def _input(item: Any, max_input_size_bytes: int) -> InputSlot:
     if "binary_data_size" in parameters:
         size = _unsigned(parameters["binary_data_size"], "binary_data_size")
         return InputSlot(name, datatype, shape, size)
-    count = element_count(name, shape)
+    count = element_count(name, shape) if shape else 0  # no dimensions are no elements here: no model takes them
     if count == 0:
         return InputSlot(name, datatype, shape, 0, b"")
+    if datatype is DataType.BYTES:
+        data, found = encode_strings(item["data"])
+        _check_json_size(name, len(data), max_input_size_bytes)
+        return InputSlot(name, datatype, shape, len(data), data, counted=found == count)
     _check_json_size(name, expected_size_bytes(name, datatype, shape), max_input_size_bytes)
     data = encode_elements(name, datatype, item["data"], count)
     _check_json_size(name, len(data), max_input_size_bytes)

@@ -91,6 +91,12 @@ def test_valid_strings_pass() -> None:
             2,
             "unexpected number of string elements 3 for inference input 'i' for model 'm', expecting 2",
         ),
+        (
+            b"\0\0\0\0" * 2 + b"\0",
+            2,
+            "incomplete string length indicator for inference input 'i' for model 'm', expecting 4 bytes but only 1 "
+            "bytes available. Please make sure the string length indicator is in one buffer.",
+        ),
         (b"\0\0\0\0" * 1, 2, "expected 2 string elements for inference input 'i' for model 'm', got 1"),
         (b"", 1, "expected 1 string elements for inference input 'i' for model 'm', got 0"),
     ],

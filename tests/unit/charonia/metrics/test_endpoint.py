@@ -50,7 +50,10 @@ async def test_metrics_over_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "status"),
-    [("HEAD /metrics", 405), ("POST /metrics", 405), ("GET /", 404), ("GET /metricsx", 404), ("nonsense", 400)],
+    [
+        *(("GET /metrics/", 200), ("HEAD /metrics", 405), ("POST /metrics", 405), ("POST /metrics/", 405)),
+        *(("GET /", 404), ("GET /metricsx", 404), ("GET /metrics//", 404), ("nonsense", 400)),
+    ],
 )
 async def test_everything_else(line: str, status: int) -> None:
     endpoint = MetricsEndpoint(lambda: TEXT)

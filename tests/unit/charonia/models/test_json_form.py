@@ -55,6 +55,16 @@ def test_members_of_a_choice_are_printed_only_when_set() -> None:
     }
 
 
+def test_whole_floats_are_printed_as_whole_numbers() -> None:
+    config = parse(
+        "sequence_batching { direct { } control_input { control { kind: CONTROL_SEQUENCE_READY "
+        "fp32_false_true: [ 0, 1 ] } } }"
+    )
+    batching = to_json(config)["sequence_batching"]
+    assert json.dumps(batching["direct"]["minimum_slot_utilization"]) == "0"
+    assert json.dumps(batching["control_input"][0]["control"][0]["fp32_false_true"]) == "[0, 1]"
+
+
 def test_narrow_floats_are_printed_short() -> None:
     document = to_json(parse("sequence_batching { direct { minimum_slot_utilization: 0.1 } }"))
     assert json.dumps(document["sequence_batching"]["direct"]["minimum_slot_utilization"]) == "0.1"

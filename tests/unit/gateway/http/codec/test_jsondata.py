@@ -11,7 +11,7 @@ import pytest
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.tensors import Tensor, join_bytes_elements
-from gateway.http.codec.jsondata import encode_elements, render_elements
+from gateway.http.codec.jsondata import encode_elements, encode_strings, render_elements
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,13 @@ def test_wrong_elements_are_internal_errors(datatype: str, data: Any, text: str)
     with pytest.raises(InternalError) as caught:
         encode_elements("I", DataType[datatype], data, 1)
     assert caught.value.message == text
+
+
+def test_strings_are_counted_and_not_judged() -> None:
+    assert encode_strings(["a", ["ü", [""]]]) == (join_bytes_elements(["a", "ü", ""]), 3)
+    assert encode_strings([]) == (b"", 0)
+    with pytest.raises(InternalError, match="attempt to access JSON non-array as array"):
+        encode_strings("a")
 
 
 @pytest.mark.parametrize(("datatype", "element"), [("INT32", 7), ("BYTES", "a")])
