@@ -29,7 +29,7 @@ NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the r
 export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -119,7 +119,7 @@ test-long: $(VENV)/.tested models ## the tests that take long and guard what sel
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	operators_redis redis_log_limits redis_waves sentinel wave_losses
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
-	@$(MAKE) --no-print-directory -j2 lint types contracts quick
+	@$(MAKE) --no-print-directory -j2 quick types contracts lint
 
 quick: $(VENV)/.tested        # beside lint, types and contracts, because these take one processor
 	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
@@ -232,6 +232,11 @@ genai-perf: $(VENV)/.llm ## run genai-perf against the model of serve-llm: GENAI
 	@test -n '$(GENAI)' -a -n '$(PERF)' || { echo "say where the programs are: GENAI=genai-perf PERF=perf_analyzer" >&2; exit 1; }
 	$(BIN)/python examples/build_llm_model.py
 	$(BIN)/python -m loadtest.clients genai '$(GENAI)' --perf '$(PERF)' $(CLIENTS_FLAGS)
+
+chat-load: $(VENV)/.llm ## run guidellm or aiperf against the model of serve-llm: TOOL=guidellm|aiperf PROGRAM=program
+	@test -n '$(TOOL)' -a -n '$(PROGRAM)' || { echo "say which, and where the program is: TOOL=guidellm PROGRAM=guidellm" >&2; exit 1; }
+	$(BIN)/python examples/build_llm_model.py
+	$(BIN)/python -m loadtest.clients '$(TOOL)' '$(PROGRAM)' $(CLIENTS_FLAGS)
 
 openai-suite: $(VENV)/.tested $(VENV)/.llm ## run vLLM's or Triton's own tests of the OpenAI API: SUITE=vllm|triton SOURCE=directory
 	@test -n '$(SUITE)' -a -n '$(SOURCE)' || { echo "say which tests, and where they are: SUITE=vllm SOURCE=vllm-0.32.0" >&2; exit 1; }

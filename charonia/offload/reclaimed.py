@@ -18,6 +18,15 @@ _dropped: SimpleQueue[mmap.mmap] = SimpleQueue()
 """`put` may interrupt itself, as `__del__` may."""
 _lock = threading.Lock()
 _started = False
+_in_place = False
+
+
+def unmap_where_it_ends() -> None:
+    """From now on no thread is started: this process has no event loop that would wait, and a thread beside its work
+    would take a second processor.
+    """
+    global _in_place
+    _in_place = True
 
 
 class ReclaimedMap(mmap.mmap):
@@ -25,7 +34,7 @@ class ReclaimedMap(mmap.mmap):
 
     def __new__(cls, descriptor: int, size_bytes: int, *, flags: int = mmap.MAP_SHARED, prot: int) -> ReclaimedMap:
         """Raises as `mmap` does."""
-        if size_bytes >= _MIN_BYTES and not _started:
+        if size_bytes >= _MIN_BYTES and not (_started or _in_place):
             with contextlib.suppress(RuntimeError):  # no thread can be had: each map is unmapped where it ends
                 _start()
         return super().__new__(cls, descriptor, size_bytes, flags=flags, prot=prot)

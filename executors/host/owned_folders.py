@@ -6,6 +6,7 @@ another container. A number of a process would not do: it may be another process
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -17,7 +18,10 @@ PREFIX = "charonia-owned-"
 """Of these folders alone: folders of earlier releases (`charonia-model-`) have no lock, and may be in use."""
 
 _locks: dict[Path, int] = {}
-"""By folder of this process: the descriptor whose lock says that it is in use."""
+"""The folders of this process, each with the descriptor that holds its lock."""
+
+_MAKER = os.getpid()
+"""A process that is forked from this one has the table, but not the folders."""
 
 
 def make() -> Path:
@@ -56,12 +60,21 @@ def remove_abandoned() -> list[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-            found.append(folder)
+            if not folder.exists():
+                found.append(folder)
         except OSError:  # in use, or a file system without locks
             pass
         finally:
             os.close(descriptor)
     return found
+
+
+@atexit.register
+def _remove_rest() -> None:
+    """At the orderly end of this process: what is still in use then, such as the files of a model that was loaded."""
+    if os.getpid() == _MAKER:
+        for folder in list(_locks):
+            remove(folder)
 
 
 def _is_at(folder: Path, descriptor: int) -> bool:

@@ -78,7 +78,7 @@ class ModelProcess(ChildProcess):
 
         Raises a `CharoniaError` with the reason.
         """
-        # made here: a sandboxed process could not write elsewhere. Others write where libraries keep what they compile
+        # a sandboxed process may write to this folder alone; one without a sandbox writes to /tmp as any process does
         folder = await asyncio.to_thread(owned_folders.make) if sandboxed else None
         temporary = str(folder or "")
         readable = [str(source.directory.resolve())]
@@ -202,4 +202,5 @@ def _environment(temporary: str) -> Mapping[str, str]:
 
 def _remove(folder: Path | None) -> None:
     if folder is not None:
-        threading.Thread(target=owned_folders.remove, args=(folder,), daemon=True).start()
+        # the executor may end at once: it waits for such a thread
+        threading.Thread(target=owned_folders.remove, args=(folder,)).start()

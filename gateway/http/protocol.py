@@ -226,7 +226,11 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if not self.transport.is_closing():
             held, self._held = self._held, b""
             self._whole = None
-            self._read_fully(whole + held)
+            try:
+                self._read_fully(whole + held)
+            except Exception:
+                self.transport.close()  # the request is no longer in the lane, so nobody else tells the client
+                raise
             self.flow.resume_reading()
 
     def _read_held(self) -> None:

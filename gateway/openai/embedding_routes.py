@@ -53,6 +53,8 @@ class EmbeddingEndpoint:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model, asked)
+        if model.adapter:
+            raise ApiError(f"the model '{model.name}' gives embeddings without adapters alone", param="model")
         if _reads_requests(model):
             return await self._by_requests(wanted, model, caller)
         name, output = embedding_tensors(model)

@@ -1,4 +1,5 @@
-"""The command: `examples CHECKOUT`, `perf PROGRAM`, `analyzer PROGRAM`, `genai PROGRAM` or `suite NAME SOURCE`.
+"""The command: `examples CHECKOUT`, `perf PROGRAM`, `analyzer PROGRAM`, `genai PROGRAM`, `guidellm PROGRAM`, `aiperf
+PROGRAM` or `suite NAME SOURCE`.
 
 It prints a table, or JSON. Exit 1 when a run failed.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from loadtest.model import LoadTestError
 
-from . import analyzer, examples, genai, perf
+from . import analyzer, chats, examples, genai, perf
 from .outcome import Outcome, document, table
 from .suites import running
 
@@ -31,12 +32,18 @@ def parser() -> argparse.ArgumentParser:
     tuning.add_argument("program", type=Path, help="model-analyzer, of the distribution triton-model-analyzer")
     texts = verbs.add_parser("genai", help="genai-perf against the language model of `make serve-llm`")
     texts.add_argument("program", type=Path, help="genai-perf, of the distribution of this name")
+    chats_of = [
+        verbs.add_parser(name, help=f"{name}: streamed chats with the language model of `make serve-llm`")
+        for name in chats.PROGRAMS
+    ]
+    for verb, name in zip(chats_of, chats.PROGRAMS, strict=True):
+        verb.add_argument("program", type=Path, help=f"{name}, of the distribution of this name")
     suite = verbs.add_parser("suite", help="tests of others' OpenAI APIs")
     suite.add_argument("name", choices=("vllm", "triton"))
     suite.add_argument(
         "source", type=Path, help="vLLM's source distribution, or `python/openai` of Triton's server, unpacked"
     )
-    for verb in (texts, suite):
+    for verb in (texts, *chats_of, suite):
         verb.add_argument(
             "--repository", type=Path, default=Path("examples/models_llm"), help="default examples/models_llm"
         )
@@ -48,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
         )
     for verb in (stock, asking, tuning, texts, suite):
         verb.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this text in it")
+    for verb in (stock, asking, tuning, texts, *chats_of, suite):
         verb.add_argument(
             "--serve", action="append", default=[], metavar="OPTION", help="one more option of the servers; repeatable"
         )
@@ -69,6 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
             against, program, asking = str(options.program), options.program.absolute(), options.perf.absolute()
             repository = options.repository.absolute()
             outcomes = _shown(genai.play(program, asking, options.library, repository, options.serve, options.only))
+        elif options.verb in chats.PROGRAMS:
+            against, program, repository = (
+                str(options.program),
+                options.program.absolute(),
+                options.repository.absolute(),
+            )
+            outcomes = _shown(chats.play(options.verb, program, repository, options.serve))
         elif options.verb == "suite":
             against, play = f"{options.name}, {options.source}", {"vllm": running.vllm, "triton": running.triton}
             repository = options.repository.absolute()

@@ -54,9 +54,7 @@ def play(
 
     Raises LoadTestError where `repository` has no model of `make serve-llm`.
     """
-    weights = repository / MODEL / "1" / "model.gguf"
-    if not weights.is_file():
-        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
+    weights = weights_of(repository)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="charonia-genai-")))
         write_tokenizer(weights, folder / "tokenizer")
@@ -64,6 +62,14 @@ def play(
         for way in WAYS:
             if only in way.name:
                 yield _run(way, program, perf, libraries, folder, server)
+
+
+def weights_of(repository: Path) -> Path:
+    """The model of `make serve-llm` in its repository. Raises LoadTestError where it is not there."""
+    weights = repository / MODEL / "1" / "model.gguf"
+    if not weights.is_file():
+        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
+    return weights
 
 
 def write_tokenizer(weights: Path, folder: Path) -> None:

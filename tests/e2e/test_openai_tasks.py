@@ -53,6 +53,14 @@ def test_embeddings_are_compared(server: Server) -> None:
     assert scores == pytest.approx({0: 0.0, 1: 2 / 5**0.5, 2: 1.0, 3: 0.0}, abs=1e-6)
 
 
+def test_a_model_with_the_tensors_of_tritons_vllm_backend_embeds(client: Any) -> None:
+    for given, counts in (("abba", [2, 2, 0, 0]), ([97, 98, 97], [2, 1, 0, 0])):
+        found = client.embeddings.create(model="vectors", input=given)
+        assert ([one.embedding for one in found.data], found.usage.prompt_tokens) == ([counts], len(given))
+    found = client.embeddings.create(model="vectors", input=["ab", "b"], dimensions=2)
+    assert [one.embedding for one in found.data] == [[1, 1], [0, 1]]
+
+
 def test_pairs_are_scored(server: Server) -> None:
     one_to_many: dict[str, Any] = {"text_1": "a city", "text_2": ["a city", "a village", "x"]}
     for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
@@ -115,7 +123,7 @@ def test_recordings_that_cannot_be_transcribed(client: Any) -> None:
 
 
 def test_the_models_are_listed_and_adapters_are_for_others(server: Server, client: Any) -> None:
-    assert {one.id for one in client.models.list()} == {"embeds", "moderates", "scores", "tones"}
+    assert {one.id for one in client.models.list()} == {"embeds", "moderates", "scores", "tones", "vectors"}
     status, answer = post(server, "/v1/load_lora_adapter", lora_name="red", lora_path="adapters/red")
     assert (status, answer["error"]["message"]) == (404, "no model here takes adapters")
     status, answer = post(server, "/v1/load_lora_adapter", model="scores", lora_name="red", lora_path="adapters/red")

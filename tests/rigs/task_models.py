@@ -1,7 +1,7 @@
-"""Python models of the tasks of the OpenAI API other than texts and embeddings, each of which does its work.
+"""Python models of the tasks of the OpenAI API other than texts, each of which does its work.
 
 `scores` compares the words of two texts, `moderates` finds words of a list, `tones` reads the digits that a telephone's
-keys sound (DTMF) from a WAV file.
+keys sound (DTMF) from a WAV file. `vectors` embeds with the tensors of Triton's vLLM backend.
 """
 
 from __future__ import annotations
@@ -127,8 +127,38 @@ parameters { key: "charonia.openai_task" value { string_value: "transcribe" } }
 """
 
 
+VECTORS = (
+    "import json\n"
+    + _HEAD
+    + '''
+class TritonPythonModel:
+    """With the tensors of Triton's vLLM backend: how often a text has the letters a, b, c and d."""
+
+    def execute(self, requests):
+        for request in requests:
+            (asked,) = (json.loads(one) for one in rows(request, "embedding_request"))
+            given = asked["input"]
+            letters = given if isinstance(given, str) else "".join(map(chr, given))
+            (size,) = asked["pooling_params"].get("dimensions", [4])
+            counts = json.dumps([letters.count("abcd"[at]) for at in range(size)])
+            found = [pb_utils.Tensor("text_output", np.array([counts], np.object_))]
+            found.append(pb_utils.Tensor("num_input_tokens", np.array([len(letters)], np.uint32)))
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(pb_utils.InferenceResponse(found), flags=final)
+'''
+)
+VECTORS_CONFIG = """
+model_transaction_policy { decoupled: true }
+input { name: "embedding_request" data_type: TYPE_STRING dims: [ 1 ] }
+input { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+output { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ -1 ] }
+"""
+
+
 def write(repository: Path) -> None:
-    """Write the three models."""
+    """Write the four models."""
+    python(repository, "vectors", VECTORS, VECTORS_CONFIG)
     python(repository, "scores", SCORES, SCORES_CONFIG)
     python(repository, "moderates", MODERATES, MODERATES_CONFIG)
     (repository / "moderates" / "categories.txt").write_text("violence\nspam\n")

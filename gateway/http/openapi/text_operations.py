@@ -135,7 +135,7 @@ TEXT_OPERATIONS = (
         error_schema=ERROR,
     ),
     Operation(
-        *("get", "/v1/models", "openaiModels", _TAG, "Models that can be called, and their adapters"),
+        *("get", "/v1/models", "openaiModels", _TAG, "The ready models, and their adapters"),
         _whole("The ready ones", "OpenAiModels", {"object": "list", "data": [MODEL]}),
         _CALL,
         error_schema=ERROR,

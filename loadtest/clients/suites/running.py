@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 
 from executors.backends.llm.conversion import converted, default_directory
 from loadtest.bench.servers import Charonia
+from loadtest.clients.genai import MODEL, weights_of
 from loadtest.clients.outcome import Outcome, environment, run
 from loadtest.model import LoadTestError
 
@@ -30,7 +31,6 @@ from . import minilm
 
 ROOT = Path(__file__).parents[3]
 EXCEPTIONS = Path(__file__).parent / "exceptions.toml"
-MODEL = "smollm2"
 WITHIN_S = 3600.0
 AT_TIMES = "at times: "
 """The reasons of tests that fail in some runs begin so: by what the model says, or by how fast it says it."""
@@ -118,10 +118,7 @@ def renamed(text: str) -> str:
 
 def write_models(folder: Path, repository: Path, parameters: str = "", adapters: Sequence[str] = ()) -> Path:
     """A repository with the example's model; as `write_model`. Raises LoadTestError where the example is not there."""
-    weights = repository / MODEL / "1" / "model.gguf"
-    if not weights.is_file():
-        raise LoadTestError(f"there is no {weights}: make serve-llm downloads it")
-    write_model(folder / MODEL, weights, parameters, adapters)
+    write_model(folder / MODEL, weights_of(repository), parameters, adapters)
     return folder
 
 

@@ -19,9 +19,10 @@ import httpx2
 import openai
 
 from loadtest.bench.servers import Charonia
+from loadtest.clients.genai import weights_of
 from loadtest.model import LoadTestError
 
-from .running import MODEL, SHORT_CONTEXT, options_of, write_model
+from .running import SHORT_CONTEXT, options_of, write_model
 from .stand_ins import stand_for
 
 _SECONDS = 600
@@ -72,7 +73,7 @@ class OpenAIServer:
 
 def replace_models(repository: Path) -> None:
     """Write the example's model where one for vLLM is, with adapters of the names that `multi_lora.json` has."""
-    weights = Path(os.environ["TEST_MODEL_REPOSITORY"], MODEL, "1", "model.gguf")
+    weights = weights_of(Path(os.environ["TEST_MODEL_REPOSITORY"]))
     for written in repository.glob("*/1/model.json"):
         adapters = written.with_name("multi_lora.json")
         names = json.loads(adapters.read_bytes()) if adapters.exists() else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from queue import Queue
 
@@ -46,6 +48,21 @@ def test_large_memory_is_unmapped_in_a_thread_with_its_last_view(closings: Queue
     assert closings.empty()
     del part
     assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 8 << 20)
+
+
+def test_a_process_without_an_event_loop_unmaps_where_the_last_view_ends() -> None:
+    """In a process of its own: here the thread may have been started."""
+    script = """
+import mmap, threading
+from charonia.offload import reclaimed
+reclaimed.unmap_where_it_ends()
+view = memoryview(reclaimed._anonymous(8 << 20))
+before = open("/proc/self/maps").read().count(chr(10))
+del view
+assert open("/proc/self/maps").read().count(chr(10)) < before
+assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WITHIN_S)
 
 
 def test_small_memory_goes_where_it_is_dropped(closings: Queue[tuple[str, int]]) -> None:

@@ -60,6 +60,15 @@ def test_folders_of_a_killed_owner_are_removed_and_those_of_others_stay(place: P
     assert list(place.iterdir()) == [earlier]
 
 
+def test_an_owner_that_ends_in_order_removes_its_folders_and_no_fork_of_it_does(place: Path) -> None:
+    forks = "\nimport os\nif os.fork() == 0:\n    sys.exit()\nos.wait()\nprint(folder.exists())"
+    done = subprocess.run(
+        [sys.executable, "-c", MAKES_ONE + forks], input="", capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split()[1] == "True"
+    assert not list(place.iterdir())
+
+
 def test_a_link_with_such_a_name_leads_to_nothing(place: Path) -> None:
     kept = place / "kept"
     kept.mkdir()

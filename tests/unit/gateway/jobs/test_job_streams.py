@@ -22,7 +22,6 @@ from charonia.errors import (
 )
 from charonia.facts.jobs import JobEvent, JobState
 from charonia.inference import InferenceResponse
-from gateway.deferral import only
 from gateway.requests.delivery import Caller
 
 request_of, options, numbers, until, until_so = (
@@ -184,14 +183,12 @@ async def test_the_result_of_one_response_and_of_another_number(bench: Any) -> N
     assert responses is None
     await bench.answer(record, 0, 5)
     await bench.end(record, 1)
-    _, responses = await gateway.jobs.queries.result(job_id)
-    response = only(responses)
+    _, response = await gateway.jobs.queries.single(job_id)
     assert numbers(response.outputs) == {"y": 5, "z": 5}
     job_id, record = await running(bench, gateway)
     await bench.end(record, 0)
-    _, responses = await gateway.jobs.queries.result(job_id)
     with pytest.raises(Unsupported, match="the job has 0 responses"):
-        only(responses)
+        await gateway.jobs.queries.single(job_id)
 
 
 async def test_another_tenants_job(bench: Any) -> None:
