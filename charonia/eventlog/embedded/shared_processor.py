@@ -5,9 +5,10 @@ the processor that is idle, so on two processors all of them move to and fro: th
 machine pays for every wake-up of the other processor. Kept together, these two take turns in warm caches, and leave the
 other processor to the model. With more processors, each of them has one to stay on; that was not measured.
 
-The kernel cannot move threads that are kept, so they are kept only while no other work needs their processor. Threads
-and processes that they start inherit the restriction, which each look lifts. Masks that an operator sets are left as
-they are. Models are not touched: libraries count the processors that a thread may use.
+The kernel cannot move threads that are kept, so they are left to it when the gateway has to wait for its processor: for
+other work, or for the log server where they do not work in turn. Threads and processes that they start inherit the
+restriction, which each look lifts. Masks that an operator sets are left as they are. Models are not touched: libraries
+count the processors that threads may use.
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PROCESSORS = 2
-_MAX_FOREIGN = 0.25
-"""Share of the time. Alone on both processors, server and load generator make these two wait for 0.13 at most for
-others than each other; beside other work at the same priority for 0.15 to 1.4."""
-_PAUSES_S = (10.0, 300.0)
-"""How long they are left to the kernel when other work needs their processor: at first, and at most."""
-
-_Times = tuple[int, int]
-"""How long a thread has run, and how long it has waited for a processor, in ns."""
+_MAX_WAIT = 0.15
+"""Share of the time that the gateway may wait. It was 0.02 to 0.07 where keeping them gained, and 0.2 or more where it
+cost: with 256 requests in flight, and with requests of many forms (docs/benchmarks.md)."""
+_PAUSES_S = (10.0, 60.0)
+"""How long they are left to the kernel after that: at first, and at most."""
 
 
 class SharedProcessor:
@@ -37,7 +35,8 @@ class SharedProcessor:
         self._usable: set[int] = set()
         """The processors of both while they are kept on one of them; empty while they are not."""
         self._processor = -1
-        self._times: list[_Times] = []
+        self._waited_ns = 0
+        """How long the gateway had waited for a processor."""
         self._looked_ns = self._kept_since_ns = self._closed_until_ns = 0
         self._pause_s, _ = _PAUSES_S
         self._is_left_alone = not hasattr(os, "sched_setaffinity")
@@ -48,9 +47,10 @@ class SharedProcessor:
         return bool(self._usable)
 
     def look(self, pids: tuple[int, int], started: Collection[int], now_ns: int) -> None:
-        """Keep the main threads of two processes together, or leave them to the kernel. `started` are their children.
+        """Keep the main threads of log server and gateway together, or leave them to the kernel.
 
-        Does nothing where the system does not tell what threads wait for, or does not allow it.
+        `pids` are theirs, `started` those of their children. Does nothing where the system does not tell what threads
+        wait for, or does not allow it.
         """
         if self._is_left_alone:
             return
@@ -65,12 +65,11 @@ class SharedProcessor:
             if any(os.sched_getaffinity(pid) != {self._processor} for pid in pids):
                 self._is_left_alone = True  # an operator decides
                 return
-            times = self._read_times()
-            spent_ns = max(1, now_ns - self._looked_ns)
-            if foreign_ns(self._times, times) > _MAX_FOREIGN * spent_ns:
+            waited_ns = self._read_waited()
+            if waited_ns - self._waited_ns > _MAX_WAIT * (now_ns - self._looked_ns):
                 self._pause(now_ns)
                 return
-            self._times, self._looked_ns = times, now_ns
+            self._waited_ns, self._looked_ns = waited_ns, now_ns
             self._widen(started)
         except (OSError, ValueError, IndexError):  # one has ended: the next look gets its successor
             self._release()
@@ -79,17 +78,17 @@ class SharedProcessor:
         usable, other = (os.sched_getaffinity(pid) for pid in self._pids)
         if usable != other or len(usable) != _PROCESSORS:
             return
-        self._times, self._looked_ns = self._read_times(), now_ns
         stat = (self._proc / str(self._pids[1]) / "stat").read_text()
         self._processor = int(stat.rpartition(")")[2].split()[36])  # the one where it ran last
         if self._processor not in usable:
             return
-        self._usable, self._kept_since_ns = usable, now_ns
+        self._waited_ns = self._read_waited()
+        self._usable, self._kept_since_ns, self._looked_ns = usable, now_ns, now_ns
         for pid in self._pids:
             os.sched_setaffinity(pid, {self._processor})
 
     def _pause(self, now_ns: int) -> None:
-        """Other work needs the processor: leave them to the kernel, for longer each time that it comes back soon."""
+        """The gateway has to wait: leave them to the kernel, for longer each time that it happens again soon."""
         first_s, most_s = _PAUSES_S
         if now_ns - self._kept_since_ns > self._pause_s * 1e9:
             self._pause_s = first_s
@@ -104,12 +103,8 @@ class SharedProcessor:
                 if os.sched_getaffinity(pid) == {self._processor}:
                     os.sched_setaffinity(pid, usable)
 
-    def _read_times(self) -> list[_Times]:
-        found = []
-        for pid in self._pids:
-            ran, waited, _ = (self._proc / str(pid) / "schedstat").read_text().split()
-            found.append((int(ran), int(waited)))
-        return found
+    def _read_waited(self) -> int:
+        return int((self._proc / str(self._pids[1]) / "schedstat").read_text().split()[1])
 
     def _widen(self, started: Collection[int]) -> None:
         """Lift the restriction of threads and processes that these two have started since."""
@@ -118,9 +113,3 @@ class SharedProcessor:
                 for thread in map(int, os.listdir(self._proc / str(pid) / "task")):
                     if thread not in self._pids and os.sched_getaffinity(thread) == {self._processor}:
                         os.sched_setaffinity(thread, self._usable)
-
-
-def foreign_ns(before: list[_Times], after: list[_Times]) -> int:
-    """How long two threads on one processor have waited for others than each other, at least."""
-    (ran, waited), (other_ran, other_waited) = ((b[0] - a[0], b[1] - a[1]) for a, b in zip(before, after, strict=True))
-    return max(0, waited - other_ran) + max(0, other_waited - ran)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from charonia.eventlog.embedded import SharedProcessor
-from charonia.eventlog.embedded.shared_processor import foreign_ns
 
 SECOND_NS = 1_000_000_000
 CHILD = "import os, sys; input(); child = os.fork(); print(child, flush=True) if child else None; sys.stdin.read()"
@@ -41,10 +40,10 @@ class Kernel:
             home.mkdir()
             (home / "task").symlink_to(f"/proc/{pid}/task")
             (home / "stat").symlink_to(f"/proc/{pid}/stat")
-            self.set(pid, 0, 0)
+            self.set(pid, 0)
 
-    def set(self, pid: int, ran_s: float, waited_s: float) -> None:
-        (self._path / str(pid) / "schedstat").write_text(f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 7\n")
+    def set(self, pid: int, waited_s: float) -> None:
+        (self._path / str(pid) / "schedstat").write_text(f"0 {int(waited_s * 1e9)} 7\n")
 
 
 @pytest.fixture
@@ -82,19 +81,17 @@ def test_two_processes_are_kept_on_one_of_their_two_processors(
     assert one == other
     assert len(one) == 1
     assert one < TWO
-    for pid, waited_s in zip(pids, (0.5, 0.9), strict=True):  # for each other, as long as the other has run
-        kernel.set(pid, ran_s=0.9 if waited_s == 0.5 else 0.5, waited_s=waited_s)
+    kernel.set(pids[0], 0.9)  # the log server may wait for the gateway
     shared.look(pids, [], 2 * SECOND_NS)
     assert masks(pids) == [one, one]
 
 
-@pytest.mark.parametrize(("waits", "is_kept"), [(0.24, True), (0.26, False)])
-def test_other_work_on_their_processor_ends_it(
-    shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int], waits: float, is_kept: bool
+@pytest.mark.parametrize(("waited_s", "is_kept"), [(0.14, True), (0.16, False)])
+def test_a_gateway_that_has_to_wait_ends_it(
+    shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int], waited_s: float, is_kept: bool
 ) -> None:
     shared.look(pids, [], SECOND_NS)
-    kernel.set(pids[0], ran_s=0.2, waited_s=0.3)
-    kernel.set(pids[1], ran_s=0.3, waited_s=0.2 + waits)
+    kernel.set(pids[1], waited_s)
     shared.look(pids, [], 2 * SECOND_NS)
     assert shared.is_kept == is_kept
     assert (masks(pids) == [TWO, TWO]) != is_kept
@@ -107,7 +104,7 @@ def test_each_pause_is_longer_until_they_were_left_in_peace(
     shared.look(pids, [], now_s * SECOND_NS)
     for pause_s in (10, 20, 40):
         now_s, waited_s = now_s + 1, waited_s + 1
-        kernel.set(pids[0], 0, waited_s)
+        kernel.set(pids[1], waited_s)
         shared.look(pids, [], now_s * SECOND_NS)
         shared.look(pids, [], (now_s + pause_s) * SECOND_NS - 1)
         assert masks(pids) == [TWO, TWO]
@@ -116,7 +113,7 @@ def test_each_pause_is_longer_until_they_were_left_in_peace(
         assert shared.is_kept
     now_s += 81  # longer than the next pause would be
     shared.look(pids, [], now_s * SECOND_NS)
-    kernel.set(pids[0], 0, waited_s + 9)
+    kernel.set(pids[1], waited_s + 9)
     now_s += 1
     shared.look(pids, [], now_s * SECOND_NS)
     assert not shared.is_kept
@@ -187,11 +184,6 @@ def test_nothing_is_done_where_the_kernel_tells_no_times(tmp_path: Path, pids: t
     shared = SharedProcessor(tmp_path / "none")
     shared.look(pids, [], SECOND_NS)
     assert masks(pids) == [TWO, TWO]
-
-
-def test_waiting_for_each_other_is_no_foreign_work() -> None:
-    assert foreign_ns([(0, 0), (0, 0)], [(5, 7), (7, 5)]) == 0
-    assert foreign_ns([(1, 1), (2, 2)], [(5, 11), (7, 11)]) == (10 - 5) + (9 - 4)
 
 
 def test_the_kernel_tells_the_times_of_processes(pids: tuple[int, int]) -> None:
