@@ -440,7 +440,7 @@ class Door:
         self._leave(waiting)
 
     def _leave(self, calls: list[Call]) -> None:
-        """Send calls the full way. One that cannot be sent ends with an error, or its front ends it; the others go on."""
+        """Send calls the full way. One that cannot be sent ends with an error, or with its connection; others go on."""
         for call in calls:
             call.wave = None
             try:
