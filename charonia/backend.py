@@ -462,6 +462,7 @@ class ResponseStream(Protocol):
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
         """One response to the request at `index`; the last is `final`, alone (None) or with a response.
 
+        A client of a stream gets every response, one without outputs too, but None only where it asked for it (G24).
         An error is one response among several, or the last. Raises `InternalError` after the final one, and
         `ValueError` for neither a response nor a final flag. A response with other outputs than configured fails.
         """

@@ -40,9 +40,9 @@ MAX_REST_BYTES = 1 << 20
 
 LATEST_VERSION = -1
 """An empty version in a request: the numerically highest READY one (I1)."""
-_MAX_VERSION_DIGITS = 18
-"""Longer numbers do not fit 64 bits, or nearly so."""
-_LEADING_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_LONG_BITS, _MAX_LONG_DIGITS = 64, 19
+"""Triton reads versions with `stol`."""
+_LEADING_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ class InferenceResponse:
     """The answer to one request. `error` set means the request failed and `outputs` is empty.
 
     `outputs` are in the order requested, or in the model's order when none were named (H12). Of a request with several
-    responses each has its `place` (attempt, index from 0), and the last one is `final`; it may be empty (G24).
+    responses each has its `place` (attempt, index from 0), and the last one is `final`. A final one without outputs is
+    `bare` if the model sent it as a response; otherwise it is only the flag that there are no more (G24).
     """
 
     model: str
@@ -114,17 +115,24 @@ class InferenceResponse:
     error: CharoniaError | None = None
     final: bool = True
     place: tuple[int, int] | None = None
+    bare: bool = False
 
     @property
     def is_flag(self) -> bool:
         """Whether it says only that there are no more responses (G24)."""
-        return self.final and not self.outputs and not self.parameters and self.error is None
+        return self.final and not (self.bare or self.outputs or self.parameters or self.error is not None)
 
 
 def leading_number(text: str) -> int | None:
     """The decimal number that a text begins with, after white space; None if there is none, or one beyond 64 bits."""
     found = _LEADING_NUMBER.match(text)
-    return int(found[1]) if found is not None and len(found[1]) <= _MAX_VERSION_DIGITS else None
+    if found is None:
+        return None
+    digits = found[2].lstrip("0")
+    if len(digits) > _MAX_LONG_DIGITS:
+        return None
+    number = int(found[1] + (digits or "0"))
+    return number if -(1 << _LONG_BITS - 1) <= number < 1 << _LONG_BITS - 1 else None
 
 
 def parse_version(version: str) -> int:

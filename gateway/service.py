@@ -447,7 +447,7 @@ class GatewayService:
             try:
                 async with contextlib.aclosing(records):
                     async for record in records:
-                        if not _is_flag(record):
+                        if not record.is_flag:
                             shown.responses += 1
                             shown.last_ns = wall_ns()
                             failed = record.error
@@ -475,6 +475,7 @@ class GatewayService:
                             record.error,
                             record.final,
                             record.place or (0, seen),
+                            record.bare,
                         )
                         seen += 1
                         del record  # free its memory while waiting for the next one
@@ -609,7 +610,3 @@ class GatewayService:
 async def _only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
     """The one answer of a request, as a stream."""
     yield await coming
-
-
-def _is_flag(record: ResponseRecord) -> bool:
-    return record.final and not record.outputs and not record.parameters and record.error is None

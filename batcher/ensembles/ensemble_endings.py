@@ -107,12 +107,15 @@ class Endings:
         record = carried_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
-        if self._latencies.measures and (place is None or (place[1] == 0 and outputs)):
+        if self._latencies.measures and (place is None or (place[1] == 0 and not decision.is_flag)):
             self._responded(record)
         if decision.final and record.meta.wants_receipt:
             parameters = {**parameters, RECEIPT: _receipt(decision.request, tally, failed=False)}
         answer = pack_response(
-            record.id, self._model, record.meta.version, outputs, parameters, final=decision.final, place=place
+            *(record.id, self._model, record.meta.version, outputs, parameters),
+            final=decision.final,
+            place=place,
+            is_flag=decision.is_flag,
         )
         if decision.final:
             self._end_after(outbox, _End(decision.request, answer, tally, None))

@@ -200,7 +200,9 @@ class OwnedEnsemble(OwnedModel):
             self._flights.done(flight)
             return plan.StepFailed(request.id, step.index, path, error)
         index = response.place[1] if response.place is not None else 0
-        return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
+        return plan.StepAnswered(
+            *(request.id, step.index, path, values, size_of(values), index), response.final, response.is_flag
+        )
 
     def _step_ended(self, flight: Flight, outcome: ResponseRecord | CharoniaError) -> None:
         """A step has its one answer, from the cache or through it."""
@@ -260,7 +262,7 @@ class OwnedEnsemble(OwnedModel):
         request = decision.request
         graph = self._begun_by[request.id]
         outputs = answer_of(graph, decision.outputs)
-        if _log.isEnabledFor(logging.DEBUG) and (outputs or not decision.final or not graph.decoupled):
+        if _log.isEnabledFor(logging.DEBUG) and not (decision.is_flag and graph.decoupled):
             for name in carried_of(request).record.meta.outputs or graph.outputs:
                 if name not in decision.outputs:
                     _log.debug("Composing models did not output tensor %s", name)

@@ -68,6 +68,7 @@ from .requests import (
     unpack_request,
 )
 from .responses import (
+    FLAG_BARE,
     FLAG_ERROR,
     FLAG_FINAL,
     FLAG_PLACED,
@@ -111,6 +112,7 @@ __all__ = [
     "FIELD_RECORDS",
     "FIELD_WAVE",
     "FILE",
+    "FLAG_BARE",
     "FLAG_ERROR",
     "FLAG_FINAL",
     "FLAG_JOB",

@@ -49,6 +49,9 @@ FLAG_TIMES = 16
 """The response holds the duration of its execution, because the caller asked for it (`FLAG_TIMED`)."""
 FLAG_REPORTED = 32
 """The response holds its request's trace report, preceded by its length (`FLAG_TRACED`)."""
+FLAG_BARE = 64
+"""The last one of several responses has no outputs, but is a response of the model. Without this flag it only says that
+there are no more (G24), which is how older releases read both."""
 
 _MORE = FLAG_PLACED | FLAG_TIMES | FLAG_REPORTED
 _MORE_THAN_PLACE = FLAG_TIMES | FLAG_REPORTED
@@ -63,8 +66,9 @@ class ResponseRecord:
     """One decoded response to request `id` (16 bytes). If `error` is set it has failed, and `outputs` is empty.
     A failure has no parameters but its receipt.
 
-    `place` is (attempt, index from 0) for one of several. The last one is `final`; it may have neither outputs nor
-    error (G24: an empty final response), and then counts as a response with the next index.
+    `place` is (attempt, index from 0) for one of several. The last one is `final`. If it has neither outputs nor error,
+    it is `bare` where the model sent a response, and otherwise only a flag (G24: an empty final response); either
+    counts as a response with the next index.
     """
 
     id: bytes
@@ -79,6 +83,12 @@ class ResponseRecord:
     report: Report | None = None
     reference: Reference | None = None
     """The location of its tensor bytes, if they are not in the record."""
+    bare: bool = False
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it says only that there are no more responses (G24)."""
+        return self.final and not (self.bare or self.outputs or self.parameters or self.error is not None)
 
 
 def pack_response(
@@ -90,8 +100,12 @@ def pack_response(
     *,
     final: bool = True,
     place: tuple[int, int] | None = None,
+    is_flag: bool = False,
 ) -> bytes:
-    """The record of one successful response; `place` is (attempt, index) for one of several."""
+    """The record of one successful response; `place` is (attempt, index) for one of several.
+
+    `is_flag`: it is no response of the model, but only says that there are no more.
+    """
     key = (model, version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in outputs]))
     packed = _PACKED_RESPONSE_METAS.get(key) if not parameters else None
     if packed is None:
@@ -113,7 +127,10 @@ def pack_response(
     if place is None:
         header = _RESPONSE.pack(WIRE_VERSION, flags, 0, len(packed), request_id)
     else:
-        header = _RESPONSE.pack(WIRE_VERSION, flags | FLAG_PLACED, 0, len(packed), request_id) + _PLACE.pack(*place)
+        flags |= FLAG_PLACED
+        if final and not outputs and not is_flag:
+            flags |= FLAG_BARE
+        header = _RESPONSE.pack(WIRE_VERSION, flags, 0, len(packed), request_id) + _PLACE.pack(*place)
     return b"".join((header, packed, *[t.data for t in outputs]))
 
 
@@ -317,9 +334,10 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
     if total_size_bytes(places) != len(data):
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
+    bare = bool(flags & FLAG_BARE)
     # a copy: equal responses share the meta
     return ResponseRecord(
-        request_id, model, version, outputs, {**parameters}, None, final, place, times, report, reference
+        request_id, model, version, outputs, {**parameters}, None, final, place, times, report, reference, bare
     )
 
 

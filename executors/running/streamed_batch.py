@@ -373,9 +373,8 @@ class StreamedBatch:
         if response is None:
             if not self.several:
                 raise InternalError(f"model '{interface.name}' gave no response")
-            return pack_response(
-                record.id, interface.name, self.batch.version, [], {}, place=(one.attempt, one.response_index)
-            )
+            place = (one.attempt, one.response_index)
+            return pack_response(record.id, interface.name, self.batch.version, [], {}, place=place, is_flag=True)
         if response.error is not None:
             return self._failure(one, response.error, final=final)
         tensors = request_outputs(interface, one.plan, response.outputs)

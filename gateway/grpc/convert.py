@@ -364,6 +364,12 @@ def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
     return LargeReply((before, *reply.parts, flag))
 
 
+def flag_reply(request: pb.ModelInferRequest) -> bytes:
+    """The serialised reply that only says that there are no more responses; its version is as requested (G24)."""
+    reply = pb.ModelInferResponse(id=request.id, model_name=request.model_name, model_version=request.model_version)
+    return reply.SerializeToString()
+
+
 def stream_error(error: CharoniaError, request: pb.ModelInferRequest, *, final: bool = True) -> bytes:
     """A serialised in-band error, with id and model of its request; `final` if no more responses follow (G22, G24)."""
     answer = pb.ModelStreamInferResponse(error_message=error.message)

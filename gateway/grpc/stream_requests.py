@@ -27,7 +27,7 @@ from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
 from .calling import Context, Reply, Write, headers_of, metadata_of
-from .convert import EMPTY_FINAL, RequestReader, ResponseEncoder, parse, stream_answer, stream_error
+from .convert import EMPTY_FINAL, RequestReader, ResponseEncoder, flag_reply, parse, stream_answer, stream_error
 from .job_calls import JobCalls, asks_for_job, placed, words_of_parameters
 from .large_messages import LargeMessage
 from .statuses import INTERNAL
@@ -154,6 +154,9 @@ class StreamRequests:
                     if self._ends_on_error:
                         raise response.error
                     yield stream_error(response.error, about, final=response.final)
+                elif response.is_flag and not words:
+                    if empty_final:
+                        yield stream_answer(flag_reply(about))
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)

@@ -141,9 +141,9 @@ async def _answer_once(
 
 def _is_receipt(response: InferenceResponse) -> bool:
     """Whether it says only that there are no more responses, and what the request has used."""
-    return (
-        response.final and not response.outputs and response.error is None and response.parameters.keys() == {RECEIPT}
-    )
+    if not response.final or response.bare or response.outputs or response.error is not None:
+        return False
+    return response.parameters.keys() == {RECEIPT}
 
 
 async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int, Headers, Buffer]:

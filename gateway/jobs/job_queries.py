@@ -312,6 +312,7 @@ def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
         response.error,
         response.final,
         response.place,
+        response.bare,
     )
 
 

@@ -263,6 +263,8 @@ def written() -> dict[str, bytes]:
         "wire/v1-sequence-about.hex": ABOUT.pack(),
         "wire/v1-sequence-state.hex": STATE.pack(),
         "wire/v1-response-placed.hex": pack_response(ID, "m", 3, [OUTPUT], {}, final=False, place=(2, 7)),
+        "wire/v1-response-bare.hex": pack_response(ID, "m", 3, [], {}, place=(2, 7)),
+        "wire/v1-response-flag.hex": pack_response(ID, "m", 3, [], {}, place=(2, 7), is_flag=True),
         "wire/v1-failure-placed.hex": pack_failure(ID, "m", 3, InvalidArgument("why é"), place=(1, 0)),
         "wire/v1-response-by-reference.hex": refer_response(pack_response(ID, "m", 3, [OUTPUT], {}), ANSWER_REFERENCE),
         "wire/v1-response-timed.hex": time_response(
@@ -353,6 +355,12 @@ def test_a_request_by_reference_is_read() -> None:
     record = unpack_request(kept("wire/v1-request-by-reference.hex"))
     assert (record.id, record.is_job, record.journalled) == (ID, True, False)
     assert (record.reference, bytes(record.data)) == (REFERENCE, b"")
+
+
+def test_a_bare_response_is_told_from_a_flag() -> None:
+    bare, flag = unpack_response(kept("wire/v1-response-bare.hex")), unpack_response(kept("wire/v1-response-flag.hex"))
+    assert (bare.outputs, bare.final, bare.place, bare.is_flag) == ([], True, (2, 7), False)
+    assert (flag.outputs, flag.final, flag.place, flag.is_flag) == ([], True, (2, 7), True)
 
 
 def test_a_response_with_times_is_read() -> None:

@@ -52,21 +52,23 @@ class World:
 
     responses: int = 2
     leaves_out: frozenset[tuple[int, str]] = frozenset()
+    ends_bare: bool = False
+    """Whether decoupled models end with a response without outputs, not only with the flag."""
     asked: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     def answers(self, step: Step, path: tuple[int, ...], inputs: dict[str, Any], outputs: tuple[str, ...]) -> list[Any]:
-        """(index, outputs, final) of each response."""
+        """(index, outputs, final, is_flag) of each response."""
         place = (step.index, path)
         self.asked[place] = self.asked.get(place, 0) + 1
         text = ",".join(f"{name}={inputs[name]}" for name in sorted(inputs))
         given = [name for name in outputs if (step.index, name) not in self.leaves_out]
         if not step.decoupled:
-            return [(0, {name: f"{step.index}.{name}({text})" for name in given}, True)]
+            return [(0, {name: f"{step.index}.{name}({text})" for name in given}, True, False)]
         found: list[Any] = [
-            (index, {name: f"{step.index}.{name}#{index}({text})" for name in given}, False)
+            (index, {name: f"{step.index}.{name}#{index}({text})" for name in given}, False, False)
             for index in range(self.responses)
         ]
-        return [*found, (len(found), {}, True)]
+        return [*found, (len(found), {}, True, not self.ends_bare)]
 
 
 class Course:
@@ -109,8 +111,8 @@ class Course:
                 answers = self.world.answers(decision.step, decision.path, dict(decision.inputs), decision.outputs)
                 place = (decision.step.index, decision.path)
                 self.unsent[place] = [
-                    plan.StepAnswered(self.request.id, *place, outputs, 1, index, final)
-                    for index, outputs, final in answers
+                    plan.StepAnswered(self.request.id, *place, outputs, 1, index, final, is_flag)
+                    for index, outputs, final, is_flag in answers
                 ]
                 self.send(place, decision.window)
             elif isinstance(decision, plan.WantResponses):
@@ -138,7 +140,7 @@ class Course:
         decisions = self.scheduler.observe(event, 0)
         answers = [decision for decision in decisions if isinstance(decision, plan.AnswerRequest)]
         if not self.resumed:
-            at_once = len(answers) > 1 and answers[-2].outputs and not answers[-1].outputs
+            at_once = len(answers) > 1 and answers[-1].is_flag
             assert not at_once, "the flag goes with the last response"
         self.do(decisions)
 
@@ -155,7 +157,7 @@ class Course:
 
     def given(self) -> tuple[list[Any], list[str]]:
         """What was answered; whether the end came with the last response is a matter of time."""
-        return [(r.index, dict(r.outputs)) for r in self.results if r.outputs or not r.final], self.failures
+        return [(r.index, dict(r.outputs)) for r in self.results if not r.is_flag], self.failures
 
 
 def straight(
@@ -169,7 +171,7 @@ def straight(
 
 
 LEFT_OUT = st.frozensets(st.tuples(st.integers(0, 5), st.sampled_from(["o0", "o1"])), max_size=2)
-WORLDS = st.builds(lambda n, left_out: (n, left_out), st.integers(0, 3), LEFT_OUT)
+WORLDS = st.tuples(st.integers(0, 3), LEFT_OUT, st.booleans())
 
 
 @settings(max_examples=examples(500), deadline=None)
@@ -191,11 +193,11 @@ def test_every_request_ends_once_in_any_order(data: st.DataObject, decoupled: bo
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(st.data(), st.booleans(), st.booleans(), st.integers(0, 3))
-def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bool, flag: bool, responses: int) -> None:
+@given(st.data(), st.booleans(), st.booleans(), WORLDS)
+def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bool, flag: bool, how: Any) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
-    expected = straight(graph, World(responses), flag).given()
-    course = Course(graph, World(responses), flag)
+    expected = straight(graph, World(*how), flag).given()
+    course = Course(graph, World(*how), flag)
     while course.pending:
         course.tell_any(data)
     assert course.given() == expected
@@ -221,7 +223,7 @@ def test_a_new_owner_goes_on_where_the_last_one_was(
         def answers(self, step: Step, path: tuple[int, ...], inputs: Any, outputs: Any) -> list[Any]:
             place = (step.index, path)
             if place in known:  # asked for before: not again
-                return [(event.index, event.outputs, event.final) for event in known[place]]
+                return [(event.index, event.outputs, event.final, event.is_flag) for event in known[place]]
             return super().answers(step, path, inputs, outputs)
 
     second = straight(graph, Resumed(responses, asked=world.asked), flag, resumed=True)
@@ -387,3 +389,19 @@ def test_the_end_of_a_request_that_has_a_new_owner_is_a_response_of_its_own() ->
         course.tell(min(course.pending, key=lambda event: event.step))
         course.pending.remove(course.told[-1])
     assert [(index, final) for index, _, final in course.seen()[0]] == [(0, False), (1, True)]
+
+
+def test_a_bare_last_response_of_a_step_is_a_response() -> None:
+    """S54: what follows runs for it, without the outputs; the flag alone only ends the step."""
+    scopes = {INPUT: ROOT, FLAG: ROOT, "a": 0, "b": 0}
+    steps = (
+        Step(0, "m0", -1, {"i0": INPUT}, {"o0": "a"}, decoupled=True),
+        Step(1, "m1", -1, {"i0": "a"}, {"o0": "b"}, optional=frozenset({"i0"}), scope=0),
+    )
+    graph = EnsembleGraph("e", steps, (INPUT, FLAG), ("a", "b"), scopes)
+    for bare, expected in ((True, [({"b": "1.o0()"}, True, False)]), (False, [({}, True, True)])):
+        course = straight(graph, World(0, ends_bare=bare), True)
+        assert [(dict(r.outputs), r.final, r.is_flag) for r in course.results] == expected
+    alone = EnsembleGraph("e", steps[:1], (INPUT, FLAG), ("a",), {INPUT: ROOT, FLAG: ROOT, "a": 0})
+    course = straight(alone, World(0, ends_bare=True), True)
+    assert [(dict(r.outputs), r.final, r.is_flag) for r in course.results] == [({}, True, False)]

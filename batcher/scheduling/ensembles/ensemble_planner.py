@@ -70,7 +70,9 @@ class BeginFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswered:
-    """A step produced a response. `index` counts those of a decoupled step, of which the last is `final`."""
+    """A step produced a response. `index` counts those of a decoupled step, of which the last is `final`; it `is_flag`
+    if it only says so.
+    """
 
     id: bytes
     step: int
@@ -79,6 +81,7 @@ class StepAnswered:
     size_bytes: int = 0
     index: int = 0
     final: bool = True
+    is_flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +148,13 @@ class CancelStep:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """Send response `index` of a request. The `final` one settles it."""
+    """Send response `index` of a request. The `final` one settles it; it `is_flag` if it only ends the request."""
 
     request: RequestQueued
     outputs: Mapping[str, Any]
     index: int = 0
     final: bool = True
+    is_flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +337,7 @@ class EnsembleScheduler:
         if known is None or known.run is None:
             return
         self._hold(known, event.size_bytes)
-        moves = known.run.answered(event.step, event.path, event.index, event.outputs, event.final)
+        moves = known.run.answered(event.step, event.path, event.index, event.outputs, event.final, event.is_flag)
         self._follow(known, moves, decisions)
 
     def _follow(self, known: _Request, moves: Moves, decisions: list[EnsembleDecision]) -> None:
@@ -344,7 +348,7 @@ class EnsembleScheduler:
             elif isinstance(move, Want):
                 decisions.append(WantResponses(request, move.step, move.path, move.count))
             elif isinstance(move, Emit):
-                decisions.append(AnswerRequest(request, move.outputs, move.index, move.final))
+                decisions.append(AnswerRequest(request, move.outputs, move.index, move.final, move.is_flag))
                 if move.final:
                     self._end(known, decisions)
 

@@ -38,13 +38,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Send response `index` of the request. The last one is `final`; it has no outputs if all work ended only after the
-    last response was sent (S54).
+    """Send response `index` of the request. The last one is `final`; it `is_flag` if all work ended only after the last
+    response was sent (S54).
     """
 
     index: int
     outputs: Mapping[str, Any]
     final: bool
+    is_flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,12 @@ class Run:
         """The steps that were started and have not sent their last response."""
         return list(self._flying)
 
-    def answered(self, step: int, path: Path, index: int, outputs: Mapping[str, Any], final: bool) -> Moves:
-        """A step produced a response; one that is not awaited, or is repeated, changes nothing."""
+    def answered(
+        self, step: int, path: Path, index: int, outputs: Mapping[str, Any], final: bool, is_flag: bool = False
+    ) -> Moves:
+        """A step produced a response; one that is not awaited, or is repeated, changes nothing. One that `is_flag` only
+        ends a decoupled step.
+        """
         place = (step, path)
         moves: Moves = []
         if self.ended or place not in self._flying:
@@ -135,10 +140,10 @@ class Run:
             seen = self._seen.setdefault(place, set())
             if index not in seen:
                 seen.add(index)
-                if outputs or not final:  # a last one without outputs only ends the step
+                if not is_flag:
                     self._held.setdefault(place, deque()).append((index, outputs))
                 if final:
-                    self._counts[place] = index if not outputs else index + 1
+                    self._counts[place] = index if is_flag else index + 1
             count = self._counts.get(place)
             if count is not None and len([i for i in seen if i < count]) == count:
                 self._land(place)
@@ -336,17 +341,17 @@ class Run:
         self.ended = True
         at = max((at for at, move in enumerate(moves) if isinstance(move, Emit)), default=None)
         last = moves[at] if at is not None and not self._resumed else None
-        if at is not None and isinstance(last, Emit) and last.outputs:
+        if at is not None and isinstance(last, Emit):
             del moves[at]
             moves.append(Emit(last.index, last.outputs, True))
         else:
-            moves.append(Emit(self._emitted, {}, True))
+            moves.append(Emit(self._emitted, {}, True, is_flag=True))
 
     def _emit_only(self, moves: Moves) -> None:
         outputs = self._complete(())
         if outputs is not None:
             self.ended = True
-            moves.append(Emit(0, outputs, True))
+            moves.append(Emit(0, outputs, True, is_flag=not outputs and self._is_excluded(())))
 
     def _complete(self, path: Path) -> dict[str, Any] | None:
         """The wanted outputs of a path that exist; None while any is pending."""

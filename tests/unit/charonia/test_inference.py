@@ -22,13 +22,26 @@ from charonia.tensors import Tensor
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("", LATEST_VERSION), ("1", 1), ("0010", 10), ("0", 0), (" 1", 1), ("+1", 1), ("1.0", 1), ("1x", 1)],
+    [
+        ("", LATEST_VERSION),
+        ("1", 1),
+        ("0010", 10),
+        ("0", 0),
+        (" 1", 1),
+        ("+1", 1),
+        ("1.0", 1),
+        ("1x", 1),
+        ("9223372036854775807", 2**63 - 1),
+        ("+" + "0" * 5000 + "7", 7),
+    ],
 )
 def test_versions(text: str, version: int) -> None:
     assert parse_version(text) == version
 
 
-@pytest.mark.parametrize("text", ["x", ".1", "x1", "٣", " ", "- 1", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["x", ".1", "x1", "٣", " ", "- 1", "9223372036854775808", "-9223372036854775809", "9" * 40]
+)
 def test_what_is_no_number(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_version(text)
@@ -38,7 +51,7 @@ def test_what_is_no_number(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["-1", "-2", "-2x"])
+@pytest.mark.parametrize("text", ["-1", "-2", "-2x", "-9223372036854775808"])
 def test_what_is_no_version(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_version(text)
