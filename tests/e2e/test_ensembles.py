@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     wanted = [
         f"--load-model={name}"
         for name in (
-            *("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling"),
+            *("chain", "nested", "conditional", "waiting", "spread", "repeated", "running", "remembered", "recalling"),
             *("mixed", "mixed_batching", "rerouting", "rushed", "reshaped"),
         )
     ]
@@ -213,6 +213,25 @@ def test_the_last_response_of_a_stream_says_that_it_is(server: Server) -> None:
     assert [error for _, error in answers] == [None] * 3
     finals = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers]
     assert finals == [False, False, True]
+
+
+def test_a_last_response_without_outputs_runs_the_rest(server: Server) -> None:
+    """S54: it is a response; a flag alone would only end the stream."""
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with client("grpc", server) as asking:
+        asking.start_stream(callback=lambda result, error: seen.put((result, error)))
+        for name, count in (("repeated", 0), ("repeated", 1), ("spread", 0)):
+            tensors = inputs("grpc", INPUT0=rows(), COUNT=np.array([[count]], np.int32))
+            asking.async_stream_infer(name, tensors, parameters={"end bare": "yes"})
+            answers = [seen.get(timeout=60) for _ in range(count + 1)]
+            if name == "spread":  # its second step needs the output
+                assert "expected 1 inputs but got 0 inputs" in answers[-1][1].message()
+                continue
+            assert [error for _, error in answers] == [None] * (count + 1)
+            found = [result.get_response() for result, _ in answers]
+            assert [len(response.outputs) for response in found] == [1] * count + [0]
+            assert [r.parameters["triton_final_response"].bool_param for r in found] == [False] * count + [True]
+        asking.stop_stream()
 
 
 def test_a_job_keeps_the_last_response_of_a_stream_once(server: Server) -> None:

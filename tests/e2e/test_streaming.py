@@ -158,6 +158,51 @@ def test_responses_come_as_they_are_made(stream: Stream, gates: Gates) -> None:
     assert [stream.next() for _ in range(3)] == [("d", 0, False), "An Error Occurred", ("d", 4, False)]
 
 
+def test_a_last_response_without_outputs_is_a_response(stream: Stream) -> None:
+    """G24: only a flag without a response is left out where the client did not ask for it."""
+    for count in (0, 1):
+        stream.ask("squares", count, "bare", parameters={"ends": "bare"})
+        expected = [("bare", 0, False)] * count + [("bare", None, True)]
+        assert [stream.next() for _ in range(count + 1)] == expected
+    stream.ask("squares", 0, "flag")  # a message of it would be one too many below
+    stream.ask("squares", 2, "part", parameters={"bare_at": 0})
+    assert [stream.next() for _ in range(2)] == [("part", None, False), ("part", 1, False)]
+    stream.ask("squares", 0, "error", parameters={"ends": "error"})
+    assert stream.next() == "The End"
+    for ends, version in (("bare", "1"), ("", "")):
+        stream.ask("squares", 0, "both", parameters={"ends": ends}, enable_empty_final_response=True)
+        answer = stream.raw()
+        assert (answer.id, answer.model_name, answer.model_version) == ("both", "squares", version)
+        assert answer.parameters["triton_final_response"].bool_param
+        assert not answer.outputs
+    stream.ask("squares", 0, "last", model_version="1", enable_empty_final_response=True)
+    assert stream.raw().model_version == "1"  # of the request
+
+
+def test_a_last_response_without_outputs_over_http(server: Server, stream: Stream) -> None:
+    about = {"model_name": "squares", "model_version": "1"}
+    asked = {"ends": "bare"}
+    status, body = server.request("POST", "/v2/models/squares/generate", json.dumps({"COUNT": 0, **asked}).encode())
+    assert (status, json.loads(body)) == (200, about)
+    status, body = server.request("POST", "/v2/models/squares/generate", json.dumps({"COUNT": 1, **asked}).encode())
+    assert "exactly 1 response" in json.loads(body)["error"]
+    with generate(server, "squares", {"COUNT": 1, **asked}) as events:
+        assert [events.data(), events.data(), events.next()] == [{**about, "VALUE": 0}, about, {}]
+    tensor = {"name": "COUNT", "shape": [1], "datatype": "INT32", "data": [1]}
+    body = json.dumps({"inputs": [tensor], "parameters": asked}).encode()
+    status, answer = server.request("POST", "/v2/models/squares/infer", body, {"Prefer": "respond-async"})
+    assert status == 202
+    job = json.loads(answer)["id"]
+    stream.follow("squares", charonia_job_id=job)
+    assert [stream.next() for _ in range(2)] == [("", 0, False), ("", None, True)]
+    status, body = server.request("GET", f"/v2/jobs/{job}/result")
+    assert [len(response["outputs"]) for response in json.loads(body)] == [1, 0]
+    with Events(server, "GET", f"/v2/jobs/{job}/events") as events:
+        told = list(iter(events.next, {}))
+    last = [json.loads(event["data"]) for event in told if event.get("event") == "response"][-1]
+    assert last == {"attempt": 1, "index": 1, "final": True, "response": {**about, "outputs": []}}
+
+
 def test_a_stream_that_is_left(server: Server, gates: Gates) -> None:
     stream = Stream(server)
     stream.ask("squares", 3, "a", parameters=gates.parameters)

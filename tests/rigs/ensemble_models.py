@@ -55,7 +55,9 @@ class TritonPythonModel:
             for number in range(count):
                 flags = FINAL if ends_itself and number == count - 1 else 0
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]), flags=flags)
-            if not ends_itself:
+            if "end bare" in request.parameters():
+                sender.send(pb_utils.InferenceResponse([]), flags=FINAL)
+            elif not ends_itself:
                 sender.send(flags=FINAL)
 """
 
@@ -243,6 +245,12 @@ def build_behaviours(models: Path) -> None:
         "spread",
         step("repeater", {"INPUT0": "INPUT0", "COUNT": "COUNT"}, {"OUTPUT0": "a"}),
         step("triple", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
+        io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
+    )
+    ensemble(
+        models,
+        "repeated",
+        step("repeater", {"INPUT0": "INPUT0", "COUNT": "COUNT"}, {"OUTPUT0": "OUTPUT0"}),
         io=f"input [ {tensor('INPUT0')}, {tensor('COUNT', 'TYPE_INT32', 1)} ] output [ {tensor('OUTPUT0')} ]",
     )
     ensemble(

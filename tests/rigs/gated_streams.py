@@ -16,8 +16,9 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonPythonModel:
     """COUNT -> so many VALUEs, each once there is a file `gates`.<index>, from a thread after execute returned.
 
-    Parameters: `fail_at` an index that is an error, `flagged` the last response says that it is, `left` a file to make
-    when the request was cancelled.
+    Parameters: `fail_at` an index that is an error, `bare_at` one without outputs, `flagged` the last response says
+    that it is, `ends` a response with the final flag after all others ("bare" or "error"), `left` a file to make when
+    the request was cancelled.
     """
 
     def execute(self, requests):
@@ -41,10 +42,17 @@ class TritonPythonModel:
             if index == int(parameters.get("fail_at", -1)):
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("An Error Occurred")))
                 continue
+            if index == int(parameters.get("bare_at", -1)):
+                sender.send(pb_utils.InferenceResponse([]))
+                continue
             tensor = pb_utils.Tensor("VALUE", np.array([index * index], np.int32))
             last = parameters.get("flagged") and index == count - 1
             sender.send(pb_utils.InferenceResponse([tensor]), flags=FINAL if last else 0)
-        if not parameters.get("flagged"):
+        if parameters.get("ends") == "bare":
+            sender.send(pb_utils.InferenceResponse([]), flags=FINAL)
+        elif parameters.get("ends") == "error":
+            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("The End")), flags=FINAL)
+        elif not parameters.get("flagged"):
             sender.send(flags=FINAL)
 '''
 CONFIG = """
