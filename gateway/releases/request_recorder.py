@@ -107,7 +107,8 @@ class Tape:
                 self.is_whole = False
             elif self._grow(_RESPONSE_BYTES + len(error.message)):
                 self.packed.append(pack_failure(_NO_ID, self.model, response.version, error))
-        elif response.outputs or response.bare or not response.final:  # otherwise it only says that a stream has ended
+        elif not (response.final and not response.outputs):
+            # any other only ends a stream, or is a response that a replay's client could not tell from that
             outputs = wanted_outputs(response.outputs, self.request.outputs)
             if self._grow(_RESPONSE_BYTES + sum([len(tensor.data) for tensor in outputs])):
                 self.packed.append(pack_response(_NO_ID, self.model, response.version, outputs, {}))

@@ -73,6 +73,16 @@ async def test_responses_come_in_order_with_their_places_and_end_once(bench: Ben
     assert 'charonia_executor_executions_total{model="repeat",version="1"} 1.0' in metrics
 
 
+async def test_a_last_response_without_outputs_is_no_flag(bench: Bench) -> None:
+    reader = Reader(bench)
+    flag, bare = await bench.accept(MODEL, repeat.inputs(1, 1)), await bench.accept(MODEL, repeat.inputs(2, 1))
+    repeat.ENDS_BARE.add(2)
+    await bench.finished(MODEL, await bench.dispatch(MODEL, [flag[1], bare[1]]))
+    for (request_id, _), is_flag in ((flag, True), (bare, False)):
+        last = (await reader.ended(request_id))[-1]
+        assert (last.outputs, last.final, last.place, last.is_flag) == ([], True, (0, 1), is_flag)
+
+
 async def test_responses_leave_as_they_are_made_and_the_owner_hears_of_the_first(bench: Bench) -> None:
     reader, owner = Reader(bench), Follower(bench.log, keys.facts(MODEL))
     repeat.HOLD_AFTER[1] = 2

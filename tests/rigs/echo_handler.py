@@ -212,6 +212,7 @@ class EchoHandler(EchoJobs):
                 response = InferenceResponse(request.model, 1, [], request.id, final=last, place=(1, index))
                 if isinstance(item, InferenceResponse):
                     response.error, response.parameters = item.error, dict(item.parameters)
+                    response.bare = item.bare
                 elif isinstance(item, CharoniaError):
                     response.error, response.place, last = item, None, True
                     response.final = True

@@ -2,7 +2,8 @@
 
 Inputs `value` and `count` INT32 [1], output `y` INT32 [1]: `value * 1000 + n` for n below count, then a final flag. The
 tests steer it by value: `HOLD_AFTER[value]` responses are sent, then it waits for `release(value)`; it frees its slot
-first when the value is in `FREE`; it raises `FAIL[value]` after those responses.
+first when the value is in `FREE`; it ends with a response without outputs when it is in `ENDS_BARE`; it raises
+`FAIL[value]` after those responses.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ HOLD_AFTER: dict[int, int] = {}
 FREE: set[int] = set()
 FAIL: dict[int, Exception] = {}
 LAST_IS_FINAL: set[int] = set()
+ENDS_BARE: set[int] = set()
 CANCELLED: list[int] = []
 MADE: list[int] = []
 _HELD: dict[int, asyncio.Event] = {}
 
 
 def reset() -> None:
-    for one in (HOLD_AFTER, FREE, FAIL, LAST_IS_FINAL, CANCELLED, MADE, _HELD):
+    for one in (HOLD_AFTER, FREE, FAIL, LAST_IS_FINAL, ENDS_BARE, CANCELLED, MADE, _HELD):
         one.clear()
 
 
@@ -83,7 +85,7 @@ class RepeatInstance:
         if HOLD_AFTER.get(value) == count:
             await self._hold(value)
         if value not in LAST_IS_FINAL:
-            responses.send(index, None, final=True)
+            responses.send(index, ModelResponse([]) if value in ENDS_BARE else None, final=True)
 
     async def _hold(self, value: int) -> None:
         await _HELD.setdefault(value, asyncio.Event()).wait()

@@ -46,7 +46,7 @@ class StreamBench(job_bench.JobBench):  # type: ignore[misc,name-defined]
             outputs = [] if value is None else tensors(value)
             if size:
                 outputs = [Tensor("y", DataType.INT32, (1, size // 4), bytes(size))]
-            packed = pack_response(record.id, MODEL, 1, outputs, {}, final=final, place=place)
+            packed = pack_response(record.id, MODEL, 1, outputs, {}, final=final, place=place, is_flag=not outputs)
         await self.log.append(keys.replies(record.endpoint), record_fields([packed]))
 
     async def refuse(self, record: RequestRecord, error: CharoniaError) -> None:
@@ -77,7 +77,8 @@ class StreamBench(job_bench.JobBench):  # type: ignore[misc,name-defined]
             result, state = pack_failure(record.id, MODEL, 1, error), JobState.FAILED
         else:
             outputs = [] if value is None else tensors(value)
-            result = pack_response(record.id, MODEL, 1, outputs, {}, final=True, place=(attempt, index))
+            place, is_flag = (attempt, index), not outputs
+            result = pack_response(record.id, MODEL, 1, outputs, {}, final=True, place=place, is_flag=is_flag)
             state = JobState.SUCCEEDED
         detail = {} if error is None else {"error": error.message, "code": error.code.name}
         (won,) = await self.log.settle(

@@ -83,9 +83,15 @@ async def test_a_receipt_after_the_last_response_belongs_to_it(
 
 
 async def test_another_response_without_outputs_is_one(client: httpx2.AsyncClient, handler: Any) -> None:
-    handler.scripts["mine"] = [0, InferenceResponse("stream", 1, [], parameters={"note": "kept"})]
-    reply = await client.post(GENERATE, json={"INPUT0": 1, "id": "mine"})
-    assert reply.json() == {"error": NOT_ONE}
+    receipt = {"charonia_receipt": "{}"}
+    for last in (
+        InferenceResponse("stream", 1, [], parameters={"note": "kept"}),
+        InferenceResponse("stream", 1, [], bare=True),
+        InferenceResponse("stream", 1, [], parameters=receipt, bare=True),
+    ):
+        handler.scripts["mine"] = [0, last]
+        reply = await client.post(GENERATE, json={"INPUT0": 1, "id": "mine"})
+        assert reply.json() == {"error": NOT_ONE}
 
 
 async def test_responses_are_events(client: httpx2.AsyncClient, handler: Any) -> None:
