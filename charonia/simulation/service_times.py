@@ -131,7 +131,8 @@ class Draws:
         self._tails = self._runs(fit.way.tail_ns)
 
     def service_ns(self, rows: int, now_ns: int = 0) -> tuple[int, int]:
-        """How long a batch of so many rows works that begins now, at least 1, and what pauses add; `now_ns` never falls."""
+        """How long a batch of so many rows that begins now works, at least 1, and what pauses add; `now_ns` never
+        falls."""
         if rows not in self._typical:
             typical_ns = self._service.typical_ns(rows)
             self._typical[rows] = typical_ns, typical_ns**self._service.growth
