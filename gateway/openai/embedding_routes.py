@@ -192,7 +192,7 @@ async def _embed(
         async for response in responses:
             if response.error is not None:
                 raise response.error
-            found = found if response.is_flag else response
+            found = response if response.outputs else found
     outputs = {tensor.name: tensor for tensor in found.outputs} if found is not None else {}
     try:
         vector = np.asarray(orjson.loads(outputs[ANSWER].array().item(0)), "<f4")

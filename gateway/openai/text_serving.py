@@ -336,7 +336,7 @@ class TextServing:
             async for response in responses:
                 if response.error is not None:
                     raise response.error
-                if response.is_flag:
+                if not response.outputs:  # it adds nothing, and the last one may have none
                     continue
                 if held is not None:
                     yield held

@@ -99,6 +99,8 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
         self.blobs = {DIGEST: BLOB}
         self.blobs_read = 0
         self.stopped = asyncio.Event()
+        self.ends_bare = False
+        """Whether `says` and `vectors` end with a response without outputs."""
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         if name not in self.models:
@@ -139,7 +141,7 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
             return
         if request.model == "vectors":
             yield _embedded(orjson.loads(given["embedding_request"][0]))
-            yield InferenceResponse("vectors", 1, [], final=True)
+            yield InferenceResponse("vectors", 1, [], final=True, bare=self.ends_bare)
             return
         ids = given["prompt_token_ids"].tolist()
         prompt = b"".join(bytes([token]) if token < 256 else b"<|" for token in ids).decode("utf-8", "replace")
@@ -162,7 +164,9 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
                 if "return_prompt_logprobs" in given:
                     rows = None if at else [None, *(_row(token, sampling["prompt_logprobs"]) for token in ids[1:])]
                     outputs.append(_text("prompt_logprobs", orjson.dumps(rows).decode()))
-                yield InferenceResponse("says", 1, outputs, final=ended, place=(1, at))
+                yield InferenceResponse("says", 1, outputs, final=ended and not self.ends_bare, place=(1, at))
+            if self.ends_bare:
+                yield InferenceResponse("says", 1, [], place=(1, len(text)), bare=True)
         finally:
             if not ended:
                 self.stopped.set()

@@ -89,7 +89,7 @@ class ResponseWriter:
         """The events of one response of the model. Raises its error."""
         if response.error is not None:
             raise response.error
-        return [] if response.is_flag else self.take(read_delta(response))
+        return self.take(read_delta(response)) if response.outputs else []
 
     def take(self, delta: TextDelta) -> list[Event]:
         """The events of more text."""

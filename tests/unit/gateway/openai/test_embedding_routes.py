@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx2
+import pytest
 
 from charonia.errors import ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
@@ -40,7 +41,11 @@ async def test_few_are_made_when_the_first_is_refused(client: httpx2.AsyncClient
     assert len(handler.requests) == MAX_RUNNING
 
 
-async def test_a_model_with_the_tensors_of_tritons_vllm_backend(client: httpx2.AsyncClient) -> None:
+@pytest.mark.parametrize("ends_bare", [False, True])
+async def test_a_model_with_the_tensors_of_tritons_vllm_backend(
+    client: httpx2.AsyncClient, handler: Any, ends_bare: bool
+) -> None:
+    handler.ends_bare = ends_bare
     for given, counts, tokens in (
         ("abba", [[2, 2, 0, 0]], 4),
         ([97, 98, 97], [[2, 1, 0, 0]], 3),

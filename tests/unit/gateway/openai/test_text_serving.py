@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -77,3 +78,19 @@ async def test_log_probabilities_of_prompts_have_a_bound_for_all_prompts(client:
         reply = await client.post("/v1/completions", json={**body, "prompt": ["x" * 100] * count})
         assert reply.status_code == status
     assert reply.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_last_response_without_outputs_adds_nothing(
+    client: httpx2.AsyncClient, handler: Any, stream: bool
+) -> None:
+    """Models that end so are common; the reason why the text ended is in the response before."""
+    found = []
+    for handler.ends_bare in (False, True):
+        body = {"model": "says", "prompt": "say abc.", "max_tokens": 2, "stream": stream}
+        reply = await client.post("/v1/completions", json=body)
+        lines = reply.text.split("\n\n")[:-2] if stream else [reply.text]
+        documents = [json.loads(line.removeprefix("data: ")) for line in lines]
+        found.append([(one["choices"][0]["text"], one["choices"][0]["finish_reason"]) for one in documents])
+    assert found[0] == found[1]
+    assert [reason for _, reason in found[0] if reason] == ["length"]
