@@ -154,10 +154,7 @@ class StreamRequests:
                     if self._ends_on_error:
                         raise response.error
                     yield stream_error(response.error, about, final=response.final)
-                elif response.is_flag and not words:
-                    if empty_final:
-                        yield stream_answer(flag_reply(about))
-                elif empty_final or not response.is_flag:
+                elif not response.is_flag or (empty_final and words):
                     if words:
                         response.parameters |= placed(response)
                     if classes:
@@ -165,6 +162,8 @@ class StreamRequests:
                     else:
                         encoded = self._front.encoder.encode(response, classes, served)
                     yield stream_answer(encoded, final=response.final)
+                elif empty_final:
+                    yield stream_answer(flag_reply(about))
                 del response  # free its memory while waiting for the next one
 
     def _trace(self, message: pb.ModelInferRequest) -> Trace | None:
