@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def use(state_dir: Path, program: ServerBinary | None = None, *, rewrite: bool =
             if rewrite:
                 client.bgrewriteaof()
                 while client.info("persistence")["aof_rewrite_in_progress"]:
-                    pass
+                    time.sleep(0.001)
     finally:
         server.stop()
     writer = server.files.writer
