@@ -400,10 +400,11 @@ class Supervisor:
     def _share_processor(self) -> None:
         """The private log server and the loop of the gateway, if there is one, share a processor of two."""
         log, gateways = self._private_log, self._gateways()
-        if log is None or not log.pid or len(gateways) != 1 or not gateways[0].ready or gateways[0].exited.is_set():
-            return
-        pids = log.pid, gateways[0].pid
-        self._processor.look(pids, [pid for one in pids for pid, _ in descendants(one)], time.monotonic_ns())
+        serves = len(gateways) == 1 and gateways[0].ready and not gateways[0].exited.is_set()
+        pids = (log.pid, gateways[0].pid) if serves and log is not None and log.pid else None
+        self._processor.look(
+            pids, lambda: [pid for one in pids or () for pid, _ in descendants(one)], time.monotonic_ns()
+        )
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 

@@ -88,8 +88,9 @@ class Offload:
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_TASKS, idle_s: float = IDLE_S) -> None:
         self._max_bytes = max_bytes
         self._max_tasks = max_tasks
-        self._workers = (_Worker("charonia-offload", idle_s), _Worker("charonia-offload-large", idle_s))
-        self._threads = ThreadPoolExecutor(_THREADS, "offload")
+        begin = _thread_begin()
+        self._workers = (_Worker("charonia-offload", idle_s, begin), _Worker("charonia-offload-large", idle_s, begin))
+        self._threads = ThreadPoolExecutor(_THREADS, "offload", begin)
         self.tasks = self.size_bytes = 0
         """What waits or runs now."""
         self.done = self.refused = 0
@@ -164,6 +165,22 @@ class Offload:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _thread_begin() -> Callable[[], None]:
+    """What a thread does first: it takes the processors that this process may use now. The one that starts it may be
+    kept on a single one by then (`charonia.eventlog.embedded.shared_processor`), on which its work would be in the way.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return lambda: None
+    processors = os.sched_getaffinity(0)
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):  # the system takes them away meanwhile
+            if len(os.sched_getaffinity(0)) == 1:
+                os.sched_setaffinity(0, processors)
+
+    return begin
+
+
 def _environment() -> dict[str, str]:
     """That of a worker: its C library asks for huge pages, which saves a third of its time for messages of 64 MB."""
     tunables = os.environ.get(_TUNABLES, "")
@@ -173,9 +190,9 @@ def _environment() -> dict[str, str]:
 class _Worker:
     """One process and the thread that talks to it."""
 
-    def __init__(self, name: str, idle_s: float) -> None:
+    def __init__(self, name: str, idle_s: float, begin: Callable[[], None]) -> None:
         self._idle_s = idle_s
-        self.thread = ThreadPoolExecutor(1, name)
+        self.thread = ThreadPoolExecutor(1, name, begin)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._idle: threading.Timer | None = None

@@ -130,14 +130,15 @@ class Draws:
         self._turns = self._runs(fit.way.turn_ns)
         self._tails = self._runs(fit.way.tail_ns)
 
-    def service_ns(self, rows: int, now_ns: int = 0) -> int:
-        """How long a batch of so many rows takes that begins now, at least 1; `now_ns` never falls."""
+    def service_ns(self, rows: int, now_ns: int = 0) -> tuple[int, int]:
+        """How long a batch of so many rows that begins now works, at least 1, and what pauses add; `now_ns` never
+        falls."""
         if rows not in self._typical:
             typical_ns = self._service.typical_ns(rows)
             self._typical[rows] = typical_ns, typical_ns**self._service.growth
         typical_ns, factor = self._typical[rows]
         drawn = max(1, round(typical_ns + factor * next(self._deviations)))
-        return self._paused.taken_ns(now_ns, drawn)
+        return drawn, self._paused.taken_ns(now_ns, drawn) - drawn
 
     def lead_ns(self) -> int:
         return next(self._leads)

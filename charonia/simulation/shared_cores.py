@@ -1,48 +1,49 @@
 """Executions that share cores: while more run than there are cores, each gets an equal part of them. Pure.
 
-An execution is taken to use one core for all of its time. Processor sharing is what an operating system comes to for
-processes of equal priority: https://en.wikipedia.org/wiki/Processor_sharing.
+An execution uses one core for all of its time. This is processor sharing
+(https://en.wikipedia.org/wiki/Processor_sharing), which an operating system comes to for processes of equal priority.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from itertools import count
 
 
 class SharedCores:
-    """Who runs, and when each would end. Without `cores` (0) everyone has a core."""
+    """Those that run, by what is left of their work. Times passed to it never fall."""
 
-    def __init__(self, cores: float = 0.0) -> None:
+    def __init__(self, cores: float) -> None:
         self._cores = cores
-        self._left_ns: dict[str, float] = {}
+        self._ends: list[tuple[float, int, str]] = []
+        """A heap: when each ends by `_done_ns`, in what order it began, its name."""
+        self._done_ns = 0.0
+        """What an execution has done that ran from the beginning on."""
         self._now_ns = 0
+        self._numbers = count()
 
-    def begin(self, name: str, service_ns: int, now_ns: int) -> None:
-        """`name` runs from now on, and takes `service_ns` of a core. `now_ns` never falls."""
+    def begin(self, name: str, work_ns: int, now_ns: int) -> None:
+        """`name` runs from now on, and needs a core for `work_ns`."""
         self._advance(now_ns)
-        self._left_ns[name] = service_ns
+        heapq.heappush(self._ends, (self._done_ns + work_ns, next(self._numbers), name))
 
-    def end(self, name: str, now_ns: int) -> None:
-        """`name` runs no longer."""
+    def next_end_ns(self) -> int | None:
+        """When the next one ends, if none begins until then; None while none runs."""
+        if not self._ends:
+            return None
+        return self._now_ns + max(0, round((self._ends[0][0] - self._done_ns) / self._pace()))
+
+    def end_next(self, now_ns: int) -> str:
+        """The name of the one that ends now, at `next_end_ns`."""
         self._advance(now_ns)
-        del self._left_ns[name]
-
-    def ends_ns(self, names: Iterable[str] = ()) -> Iterable[tuple[str, int]]:
-        """When those of `names` would end, or all who run, if none began or ended before."""
-        pace = self._pace()
-        for name in names or tuple(self._left_ns):
-            yield name, self._now_ns + max(0, round(self._left_ns[name] / pace))
-
-    @property
-    def are_short(self) -> bool:
-        """Whether more run than there are cores."""
-        return bool(self._cores) and len(self._left_ns) > self._cores
+        at_ns, _, name = heapq.heappop(self._ends)
+        self._done_ns = max(self._done_ns, at_ns)  # now_ns is rounded
+        return name
 
     def _pace(self) -> float:
-        return self._cores / len(self._left_ns) if self.are_short else 1.0
+        return min(1.0, self._cores / len(self._ends))
 
     def _advance(self, now_ns: int) -> None:
-        done_ns = (now_ns - self._now_ns) * self._pace()
+        if self._ends:
+            self._done_ns += (now_ns - self._now_ns) * self._pace()
         self._now_ns = now_ns
-        for name, left_ns in self._left_ns.items():
-            self._left_ns[name] = left_ns - done_ns

@@ -88,7 +88,12 @@ def _nothing(options: argparse.Namespace) -> str:
 
 
 def _corrected(setting: Setting, options: argparse.Namespace) -> Setting:
-    return changed(setting, (), what_if(options.recorded))[0] if options.recorded else setting
+    if not options.recorded:
+        return setting
+    words = what_if(options.recorded)
+    if any(change.name == "cores" for change in words.changes):
+        raise InvalidArgument("--recorded takes no cores: what sharing them cost is in the recorded executions")
+    return changed(setting, (), words)[0]
 
 
 def _measured(options: argparse.Namespace, models: Sequence[str]) -> Mapping[str, Sequence[RecordedRequest]]:

@@ -43,7 +43,7 @@ _ID_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches. All
-    instances share `cores`; 0: none is slowed by the others.
+    instances share `cores`; with 0 none is slowed by the others.
     """
 
     interface: ModelInterface
@@ -62,14 +62,14 @@ class _Executor:
 
 @dataclass(slots=True)
 class _Running:
-    """A dispatched batch: its requests' numbers, when it began, and when it ends by its last `plan`."""
+    """A dispatched batch: its requests' numbers, when it began and ended, and what pauses took of that."""
 
     order: DispatchBatch
     numbers: list[int]
     rows: int
     started_ns: int = 0
     computed_ns: int = 0
-    plan: int = 0
+    paused_ns: int = 0
 
     @property
     def executor(self) -> str:
@@ -78,10 +78,15 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A batch ends at its executor; the scheduler hears of it a little later. Of several plans for one batch the last
-    one counts."""
+    """A batch has ended at its executor; the scheduler hears of it a little later."""
 
     batch: DispatchBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreLeft:
+    """The next of those that share cores ends, unless there is a later plan."""
+
     plan: int
 
 
@@ -109,7 +114,8 @@ class SimulatedRun:
         self._agenda: list[tuple[int, int, Any]] = []
         self._numbers = count()
         self._batches: dict[str, _Running] = {}
-        self._cores = SharedCores(setting.cores)
+        self._cores = SharedCores(setting.cores) if setting.cores else None
+        self._plan_of_cores = 0
         self._ended: list[RecordedRequest | None] = [None] * len(arrivals)
         self._held: dict[str, _Running] = {}
         self.most_running = dict.fromkeys(self._executors, 0)
@@ -130,7 +136,9 @@ class SimulatedRun:
             while agenda and agenda[0][0] <= now_ns:
                 event = heapq.heappop(agenda)[2]
                 if isinstance(event, _Computed):
-                    self._computed(event, now_ns)
+                    self._computed(event.batch, now_ns)
+                elif isinstance(event, _CoreLeft):
+                    self._core_left(event, now_ns)
                 elif isinstance(event, DispatchBatch):
                     self._received(event, now_ns)
                 else:
@@ -202,28 +210,31 @@ class SimulatedRun:
         self.most_running[batch.executor] = max(self.most_running[batch.executor], running)
         about = self._batches[batch.batch_id]
         about.started_ns = now_ns
-        self._cores.begin(batch.batch_id, self._draws.service_ns(about.rows, now_ns), now_ns)
-        self._plan_ends(() if self._cores.are_short else (batch.batch_id,))
+        work_ns, about.paused_ns = self._draws.service_ns(about.rows, now_ns)
+        if self._cores is None:
+            self._plan(now_ns + work_ns + about.paused_ns, _Computed(batch))
+        else:
+            self._cores.begin(batch.batch_id, work_ns, now_ns)
+            self._plan_of_next_end(self._cores)
 
-    def _plan_ends(self, names: Sequence[str]) -> None:
-        """Plans when these batches end; without names, all that run."""
-        for name, at_ns in self._cores.ends_ns(names):
-            about = self._batches[name]
-            about.computed_ns, about.plan = at_ns, about.plan + 1
-            self._plan(at_ns, _Computed(about.order, about.plan))
+    def _plan_of_next_end(self, cores: SharedCores) -> None:
+        self._plan_of_cores += 1
+        at_ns = cores.next_end_ns()
+        if at_ns is not None:
+            self._plan(at_ns, _CoreLeft(self._plan_of_cores))
 
-    def _computed(self, event: _Computed, now_ns: int) -> None:
-        batch = event.batch
-        about = self._batches.get(batch.batch_id)
-        if about is None or about.plan != event.plan:
-            return  # a later plan says otherwise
+    def _core_left(self, event: _CoreLeft, now_ns: int) -> None:
+        if self._cores is None or event.plan != self._plan_of_cores:
+            return
+        about = self._batches[self._cores.end_next(now_ns)]
+        self._plan(now_ns + about.paused_ns, _Computed(about.order))
+        self._plan_of_next_end(self._cores)
+
+    def _computed(self, batch: DispatchBatch, now_ns: int) -> None:
         executor = self._executors[batch.executor]
         executor.free += 1
-        del self._batches[batch.batch_id]
-        shared = self._cores.are_short
-        self._cores.end(batch.batch_id, now_ns)
-        if shared:
-            self._plan_ends(())
+        about = self._batches.pop(batch.batch_id)
+        about.computed_ns = now_ns
         if batch.via_owner:
             self._held[batch.batch_id] = about
         else:

@@ -23,6 +23,7 @@ NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "cores", "
 _UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "": 1e3}
 _MOST = 10_000
 _MAX_RATE = 1000.0
+_LEAST_CORES = 0.01
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|)")
 _WORD = re.compile(r"(?:(?P<model>[^=]*):)?(?P<name>[a-z-]+)=(?P<value>.+)")
 
@@ -127,8 +128,8 @@ def _cores(setting: Setting, value: str) -> Setting:
         cores = float(value)
     except ValueError:
         cores = 0.0
-    if not 0 < cores <= _MOST:
-        raise InvalidArgument(f"cores '{value}' is no number of cores: write 4, or 1.5")
+    if not _LEAST_CORES <= cores <= _MOST:
+        raise InvalidArgument(f"cores '{value}' is no number from {_LEAST_CORES} to {_MOST}: write 4, or 1.5")
     return replace(setting, cores=cores)
 
 

@@ -121,11 +121,11 @@ def _is_importing(counts: Counts) -> bool:
 
 
 def package_of(file: str, packages: tuple[str, ...]) -> str:
-    """The top package of a file: one of `packages` where it is below such a folder, else the distribution's or
-    "python" for the standard library."""
+    """The top package of a file: the innermost of its folders that is one of `packages`, as the checkout itself may
+    have such a name; else the distribution's, or "python" for the standard library."""
     parts = file.split(os.sep)
-    for name in packages:
-        if name in parts[:-1] and "site-packages" not in parts:
+    for name in reversed(parts[:-1]):
+        if name in packages and "site-packages" not in parts:
             return name
     if "site-packages" in parts:
         return parts[parts.index("site-packages") + 1].removesuffix(".py")

@@ -1,7 +1,7 @@
 """What a question of `charonia simulate` means for a real server, and models to ask about. Pure but for the files.
 
-A question is words NAME=VALUE, as `charonia simulate --what-if` takes them; those of `NAMES` can be made real here.
-`cores` tells the simulation about this machine, and changes nothing.
+A question is words NAME=VALUE, as `charonia simulate --what-if` takes them; those of `NAMES` can be made real here,
+those of `TOLD` tell the simulation about this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from google.protobuf import text_format
 from loadtest.model import LoadTestError
 from protos.model_config_pb2 import ModelConfig
 
-NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "cores", "rate")
+NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "rate")
+TOLD = ("cores",)
 _UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000}
 
 MODELS = {
@@ -92,9 +93,11 @@ def question(text: str) -> Question:
     fields = dict[str, str]()
     for word in text.split():
         name, _, value = word.partition("=")
-        if name not in NAMES or not value:
+        if name not in (*NAMES, *TOLD) or not value:
             raise LoadTestError(f"'{word}' cannot be measured: NAME=VALUE with NAME one of {', '.join(NAMES)}")
         fields[name] = value
+    if fields and not fields.keys() - set(TOLD):
+        raise LoadTestError(f"'{text}' changes nothing that could be measured: name one of {', '.join(NAMES)} as well")
     try:
         flags = (f"--executors={_counted(1, fields['executors'])}",) if "executors" in fields else ()
         asked = Question(text, flags, float(fields.get("rate", "x1").removeprefix("x")), fields)

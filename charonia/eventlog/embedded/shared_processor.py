@@ -7,15 +7,16 @@ other processor to the model. With more processors, each of them has one to stay
 
 The kernel cannot move threads that are kept, so they are left to it when the gateway has to wait for its processor: for
 other work, or for the log server where they do not work in turn. Threads and processes that they start inherit the
-restriction, which each look lifts. Masks that an operator sets are left as they are. Models are not touched: libraries
-count the processors that threads may use.
+restriction, which is lifted a second later; those for large messages lift it themselves (`charonia.offload.pool`).
+Masks that an operator sets are left as they are. Models are not touched: libraries count the processors that threads
+may use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PROCESSORS = 2
@@ -31,7 +32,8 @@ class SharedProcessor:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._pids: tuple[int, int] = (0, 0)
+        self._pids: tuple[int, int] | None = None
+        self._started: Callable[[], Collection[int]] = tuple
         self._usable: set[int] = set()
         """The processors of both while they are kept on one of them; empty while they are not."""
         self._processor = -1
@@ -46,45 +48,48 @@ class SharedProcessor:
         """Whether they are kept on one processor now."""
         return bool(self._usable)
 
-    def look(self, pids: tuple[int, int], started: Collection[int], now_ns: int) -> None:
+    def look(self, pids: tuple[int, int] | None, started: Callable[[], Collection[int]], now_ns: int) -> None:
         """Keep the main threads of log server and gateway together, or leave them to the kernel.
 
-        `pids` are theirs, `started` those of their children. Does nothing where the system does not tell what threads
-        wait for, or does not allow it.
+        `pids` are theirs, None while one of them does not serve; `started` tells the ids of their children. Does
+        nothing where the system does not tell what threads wait for, or does not allow it.
         """
         if self._is_left_alone:
             return
         try:
             if pids != self._pids:
                 self._release()
-                self._pids = pids
+                self._pids, self._started = pids, started
+            if pids is None:
+                return
             if not self._usable:
                 if now_ns >= self._closed_until_ns:
-                    self._keep(now_ns)
+                    self._keep(pids, now_ns)
                 return
             if any(os.sched_getaffinity(pid) != {self._processor} for pid in pids):
+                self._release()
                 self._is_left_alone = True  # an operator decides
                 return
-            waited_ns = self._read_waited()
+            waited_ns = self._read_waited(pids)
             if waited_ns - self._waited_ns > _MAX_WAIT * (now_ns - self._looked_ns):
                 self._pause(now_ns)
                 return
             self._waited_ns, self._looked_ns = waited_ns, now_ns
-            self._widen(started)
+            self._widen(pids)
         except (OSError, ValueError, IndexError):  # one has ended: the next look gets its successor
             self._release()
 
-    def _keep(self, now_ns: int) -> None:
-        usable, other = (os.sched_getaffinity(pid) for pid in self._pids)
+    def _keep(self, pids: tuple[int, int], now_ns: int) -> None:
+        usable, other = (os.sched_getaffinity(pid) for pid in pids)
         if usable != other or len(usable) != _PROCESSORS:
             return
-        stat = (self._proc / str(self._pids[1]) / "stat").read_text()
+        stat = (self._proc / str(pids[1]) / "stat").read_text()
         self._processor = int(stat.rpartition(")")[2].split()[36])  # the one where it ran last
         if self._processor not in usable:
             return
-        self._waited_ns = self._read_waited()
+        self._waited_ns = self._read_waited(pids)
         self._usable, self._kept_since_ns, self._looked_ns = usable, now_ns, now_ns
-        for pid in self._pids:
+        for pid in pids:
             os.sched_setaffinity(pid, {self._processor})
 
     def _pause(self, now_ns: int) -> None:
@@ -97,19 +102,24 @@ class SharedProcessor:
         self._release()
 
     def _release(self) -> None:
-        usable, self._usable = self._usable, set()
-        for pid in self._pids if usable else ():
-            with contextlib.suppress(OSError):  # it has ended
-                if os.sched_getaffinity(pid) == {self._processor}:
-                    os.sched_setaffinity(pid, usable)
+        if self._usable and self._pids is not None:
+            self._widen(self._pids)
+            for pid in self._pids:
+                self._lift(pid)
+        self._usable = set()
 
-    def _read_waited(self) -> int:
-        return int((self._proc / str(self._pids[1]) / "schedstat").read_text().split()[1])
-
-    def _widen(self, started: Collection[int]) -> None:
-        """Lift the restriction of threads and processes that these two have started since."""
-        for pid in (*self._pids, *started):
+    def _widen(self, pids: tuple[int, int]) -> None:
+        """Lift the restriction of all that the two have started since."""
+        for pid in (*pids, *self._started()):
             with contextlib.suppress(OSError):  # it has ended
                 for thread in map(int, os.listdir(self._proc / str(pid) / "task")):
-                    if thread not in self._pids and os.sched_getaffinity(thread) == {self._processor}:
-                        os.sched_setaffinity(thread, self._usable)
+                    if thread not in pids:
+                        self._lift(thread)
+
+    def _lift(self, thread: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getaffinity(thread) == {self._processor}:
+                os.sched_setaffinity(thread, self._usable)
+
+    def _read_waited(self, pids: tuple[int, int]) -> int:
+        return int((self._proc / str(pids[1]) / "schedstat").read_text().split()[1])

@@ -188,3 +188,16 @@ async def test_closing_fails_what_waits(offload: Offload, tmp_path: Path) -> Non
     with pytest.raises(InternalError):
         await offload.run(task("upper", 1, b"a"))
     assert offload.processes == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs masks of processors")
+async def test_work_is_not_kept_on_the_processor_of_the_loop(offload: Offload) -> None:
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        assert await offload.in_thread(1, os.sched_getaffinity, 0) == processors
+        await offload.run(task("upper", "note", b"abc"))
+        assert [os.sched_getaffinity(pid) for pid in offload.processes] == [processors]
+        assert os.sched_getaffinity(0) == {min(processors)}
+    finally:
+        os.sched_setaffinity(0, processors)

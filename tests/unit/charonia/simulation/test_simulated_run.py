@@ -9,6 +9,7 @@ import pytest
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy
+from charonia.simulation.machine_pauses import Pause
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest
 from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, simulated
@@ -62,6 +63,12 @@ def test_instances_share_cores(
 ) -> None:
     found = run((0, 4, 6), DynamicBatching(), executors=executors, instances=instances, cores=cores)
     assert [(start, round(end, 3)) for start, end in times(found)] == expected
+
+
+def test_a_pause_of_the_machine_is_no_work_to_share() -> None:
+    fit = Fit(FIT.service, FIT.way, 0, 50 * MS, (Pause(5 * MS, (200 * MS,)),))
+    found = run((0, 0.5, 50), DynamicBatching(preferred_batch_sizes=(1,)), instances=2, cores=1.0, fit=fit)
+    assert [end for _, end in times(found)[:2]] == [219.5, 220]
 
 
 def test_half_a_core_takes_twice_as_long() -> None:

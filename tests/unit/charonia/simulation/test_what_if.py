@@ -64,7 +64,8 @@ def test_a_word_may_name_its_model() -> None:
         ("instances=0", "whole number"), ("executors=two", "whole number"), ("rate=x0", "no factor"),
         ("rate=nan", "no factor"), ("policy=hurry", "is not none or"), ("policy=action:wait", "no policy"),
         ("preferred=2,x", "whole number"), ("max-batch=-1", "whole number"),
-        ("cores=0", "no number of cores"), ("cores=nan", "no number of cores"), ("cores=all", "no number of cores"),
+        ("cores=0", "no number from 0.01"), ("cores=nan", "no number from 0.01"), ("cores=all", "no number from 0.01"),
+        ("cores=1e-320", "no number from 0.01"), ("cores=20000", "to 10000"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, message: str) -> None:

@@ -61,6 +61,8 @@ def test_idle_work_is_taken_out_function_by_function() -> None:
     ("file", "package"),
     [
         ("/src/gateway/http/protocol.py", "gateway"),
+        ("/home/charonia/gateway/http/protocol.py", "gateway"),
+        ("/home/charonia/charonia/wire/waves.py", "charonia"),
         ("/env/lib/python3.11/site-packages/uvicorn/server.py", "uvicorn"),
         ("/env/lib/python3.11/site-packages/gateway/a.py", "gateway"),
         ("/usr/lib/python3.11/enum.py", "python"),

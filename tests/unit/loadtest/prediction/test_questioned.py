@@ -48,6 +48,12 @@ def test_what_cannot_be_measured_is_refused(text: str) -> None:
         question(text)
 
 
+def test_cores_are_told_with_something_else_that_changes() -> None:
+    assert question("executors=+2 cores=2").flags == ("--executors=3",)
+    with pytest.raises(LoadTestError, match="changes nothing"):
+        question("cores=2")
+
+
 def test_a_faster_pattern_keeps_its_end() -> None:
     intervals = arrivals_us(1000, 200.0, 3)
     assert intervals == arrivals_us(1000, 200.0, 3)

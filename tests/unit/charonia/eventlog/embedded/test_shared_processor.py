@@ -76,13 +76,13 @@ def masks(pids: tuple[int, ...]) -> list[set[int]]:
 def test_two_processes_are_kept_on_one_of_their_two_processors(
     shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int]
 ) -> None:
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     one, other = masks(pids)
     assert one == other
     assert len(one) == 1
     assert one < TWO
     kernel.set(pids[0], 0.9)  # the log server may wait for the gateway
-    shared.look(pids, [], 2 * SECOND_NS)
+    shared.look(pids, tuple, 2 * SECOND_NS)
     assert masks(pids) == [one, one]
 
 
@@ -90,9 +90,9 @@ def test_two_processes_are_kept_on_one_of_their_two_processors(
 def test_a_gateway_that_has_to_wait_ends_it(
     shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int], waited_s: float, is_kept: bool
 ) -> None:
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     kernel.set(pids[1], waited_s)
-    shared.look(pids, [], 2 * SECOND_NS)
+    shared.look(pids, tuple, 2 * SECOND_NS)
     assert shared.is_kept == is_kept
     assert (masks(pids) == [TWO, TWO]) != is_kept
 
@@ -101,31 +101,36 @@ def test_each_pause_is_longer_until_they_were_left_in_peace(
     shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int]
 ) -> None:
     now_s, waited_s = 1, 0
-    shared.look(pids, [], now_s * SECOND_NS)
+    shared.look(pids, tuple, now_s * SECOND_NS)
     for pause_s in (10, 20, 40):
         now_s, waited_s = now_s + 1, waited_s + 1
         kernel.set(pids[1], waited_s)
-        shared.look(pids, [], now_s * SECOND_NS)
-        shared.look(pids, [], (now_s + pause_s) * SECOND_NS - 1)
+        shared.look(pids, tuple, now_s * SECOND_NS)
+        shared.look(pids, tuple, (now_s + pause_s) * SECOND_NS - 1)
         assert masks(pids) == [TWO, TWO]
         now_s += pause_s
-        shared.look(pids, [], now_s * SECOND_NS)
+        shared.look(pids, tuple, now_s * SECOND_NS)
         assert shared.is_kept
     now_s += 81  # longer than the next pause would be
-    shared.look(pids, [], now_s * SECOND_NS)
+    shared.look(pids, tuple, now_s * SECOND_NS)
     kernel.set(pids[1], waited_s + 9)
     now_s += 1
-    shared.look(pids, [], now_s * SECOND_NS)
+    shared.look(pids, tuple, now_s * SECOND_NS)
     assert not shared.is_kept
-    shared.look(pids, [], (now_s + 10) * SECOND_NS)
+    shared.look(pids, tuple, (now_s + 10) * SECOND_NS)
     assert shared.is_kept
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 0.9])
 def test_what_they_start_may_use_all_processors_again(
-    shared: SharedProcessor, pair: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]], kernel: Kernel
+    shared: SharedProcessor,
+    pair: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]],
+    kernel: Kernel,
+    waited_s: float,
 ) -> None:
     first, pids = pair[0], (pair[0].pid, pair[1].pid)
-    shared.look(pids, [], SECOND_NS)
+    children: list[int] = []
+    shared.look(pids, lambda: children, SECOND_NS)
     assert first.stdin is not None
     assert first.stdout is not None
     first.stdin.write(b"\n")
@@ -133,10 +138,13 @@ def test_what_they_start_may_use_all_processors_again(
     child = int(first.stdout.readline())
     try:
         kernel.add(child)
+        children += [child, 2**22 + 1]
         assert len(os.sched_getaffinity(child)) == 1  # inherited
-        shared.look(pids, [child, 2**22 + 1], 2 * SECOND_NS)
+        if waited_s:
+            kernel.set(pids[1], waited_s)
+        shared.look(pids, lambda: children, 2 * SECOND_NS)
         assert os.sched_getaffinity(child) == TWO
-        assert shared.is_kept
+        assert shared.is_kept == (not waited_s)
     finally:
         os.kill(child, 9)
 
@@ -144,15 +152,15 @@ def test_what_they_start_may_use_all_processors_again(
 def test_a_successor_takes_the_place_of_one_that_has_ended(
     shared: SharedProcessor, kernel: Kernel, pair: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
 ) -> None:
-    shared.look((pair[0].pid, pair[1].pid), [], SECOND_NS)
+    shared.look((pair[0].pid, pair[1].pid), tuple, SECOND_NS)
     pair[1].kill()
     pair[1].wait()
-    shared.look((pair[0].pid, pair[1].pid), [], 2 * SECOND_NS)
+    shared.look((pair[0].pid, pair[1].pid), tuple, 2 * SECOND_NS)
     assert not shared.is_kept
     assert os.sched_getaffinity(pair[0].pid) == TWO
     with started(TWO) as successor:
         kernel.add(successor.pid)
-        shared.look((pair[0].pid, successor.pid), [], 3 * SECOND_NS)
+        shared.look((pair[0].pid, successor.pid), tuple, 3 * SECOND_NS)
         assert shared.is_kept
         assert masks((pair[0].pid,)) == masks((successor.pid,))
         successor.kill()
@@ -161,12 +169,23 @@ def test_a_successor_takes_the_place_of_one_that_has_ended(
 def test_masks_that_others_set_are_left_as_they_are(
     shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int]
 ) -> None:
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     os.sched_setaffinity(pids[1], TWO)
-    (kept,) = masks(pids[:1])
-    shared.look(pids, [], 2 * SECOND_NS)
-    shared.look(pids, [], 60 * SECOND_NS)
-    assert masks(pids) == [kept, TWO]
+    shared.look(pids, tuple, 2 * SECOND_NS)
+    assert masks(pids) == [TWO, TWO]  # what was set here is taken back
+    os.sched_setaffinity(pids[0], {min(TWO)})
+    shared.look(pids, tuple, 60 * SECOND_NS)
+    assert masks(pids) == [{min(TWO)}, TWO]
+
+
+def test_they_are_left_to_the_kernel_while_one_does_not_serve(
+    shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int]
+) -> None:
+    shared.look(pids, tuple, SECOND_NS)
+    shared.look(None, tuple, 2 * SECOND_NS)
+    assert masks(pids) == [TWO, TWO]
+    shared.look(pids, tuple, 3 * SECOND_NS)
+    assert shared.is_kept
 
 
 @pytest.mark.parametrize("own", [{min(TWO)}, os.sched_getaffinity(0)])
@@ -176,19 +195,19 @@ def test_nothing_is_done_where_they_may_not_use_the_same_two(
     if own == TWO:
         pytest.skip("there are no more than two processors")
     os.sched_setaffinity(pids[0], own)
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     assert masks(pids) == [own, TWO]
 
 
 def test_nothing_is_done_where_the_kernel_tells_no_times(tmp_path: Path, pids: tuple[int, int]) -> None:
     shared = SharedProcessor(tmp_path / "none")
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     assert masks(pids) == [TWO, TWO]
 
 
 def test_the_kernel_tells_the_times_of_processes(pids: tuple[int, int]) -> None:
     shared = SharedProcessor()
-    shared.look(pids, [], SECOND_NS)
+    shared.look(pids, tuple, SECOND_NS)
     if not Path(f"/proc/{pids[0]}/schedstat").exists():
         pytest.skip("this kernel tells no times of threads")
     assert shared.is_kept
