@@ -119,10 +119,11 @@ test-long: $(VENV)/.tested models ## the tests that take long and guard what sel
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	operators_redis redis_log_limits redis_waves sentinel wave_losses
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
-	@$(MAKE) --no-print-directory -j2 quick types contracts lint
+	@$(MAKE) --no-print-directory -j2 --output-sync=target quick types contracts lint
 
+# the +, which is for recipes that call make, lets its progress be seen at once; with -n it would be executed
 quick: $(VENV)/.tested        # beside lint, types and contracts, because these take one processor
-	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
+	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
 
 test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
 	$(BIN)/python -m pytest tests/backends
@@ -284,4 +285,4 @@ stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill an
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)
 
 clean:           ## remove what was built
-	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/models_llm examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/models_llm examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis /dev/shm/t$$(id -u)

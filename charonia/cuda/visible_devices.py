@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
+from charonia.errors import Unsupported
+
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
-_seen_at_start = os.environ.get(_VARIABLE, "")
+_seen_at_start = os.environ.get(_VARIABLE)
 
 
 def see_one_device(number: int) -> None:
     """Let the libraries of this process, which is one device's alone, find only the device `number` of the server.
 
-    There its number is 0. CUDA reads the variable when it is first used in a process, so call this before.
+    There its number is 0. CUDA reads the variable when it is first used in a process, so call this before. Raises
+    `Unsupported` for a number that the server's own variable does not have: the operator excluded that device.
     """
     # what the server was started with, not what an earlier call left: that is one device, whatever its number was
-    seen = [one.strip() for one in _seen_at_start.split(",") if one.strip()]
-    os.environ[_VARIABLE] = seen[number] if number < len(seen) else str(number)
+    if _seen_at_start is None:
+        os.environ[_VARIABLE] = str(number)
+        return
+    seen = _listed(_seen_at_start)
+    if number >= len(seen):
+        raise Unsupported(
+            f"GPU {number} was asked for, but {_VARIABLE} of the server is '{_seen_at_start}', which lists "
+            f"{len(seen)}: name one of these by its place in the list, from 0, or start the server with more"
+        )
+    os.environ[_VARIABLE] = seen[number]
+
+
+def _listed(value: str) -> list[str]:
+    """The devices of a variable; as CUDA does, without those that come after one that names no device."""
+    words = [word.strip() for word in value.split(",")]
+    return list(itertools.takewhile(lambda word: word.startswith(("GPU-", "MIG-")) or word.isdigit(), words))

@@ -78,15 +78,16 @@ class ModelProcess(ChildProcess):
 
         Raises a `CharoniaError` with the reason.
         """
-        # a sandboxed process may write to this folder alone; one without a sandbox writes to /tmp as any process does
-        folder = await asyncio.to_thread(owned_folders.make) if sandboxed else None
-        temporary = str(folder or "")
-        readable = [str(source.directory.resolve())]
-        told = {"sandboxed": sandboxed, "readable": readable, "temporary": temporary, "in_bulk": in_bulk}
-        policy = json.dumps(told)
+        folder = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
+                # a sandboxed process may write to this folder alone; one without a sandbox to /tmp as any process does
+                folder = await _make_folder() if sandboxed else None
+                temporary = str(folder or "")
+                readable = [str(source.directory.resolve())]
+                told = {"sandboxed": sandboxed, "readable": readable, "temporary": temporary, "in_bulk": in_bulk}
+                policy = json.dumps(told)
                 python, environment = await asyncio.to_thread(_python, source, temporary, sandboxed)
                 command = (*python, "-m", "executors.isolation.child.process_entry", policy, str(theirs.fileno()))
                 process = await ModelProcess.spawn(
@@ -198,6 +199,16 @@ def _python(source: ModelSource, temporary: str, sandboxed: bool) -> tuple[tuple
 def _environment(temporary: str) -> Mapping[str, str]:
     kept = {key: value for key, value in os.environ.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
     return kept | {"HOME": temporary, "TMPDIR": temporary, "XDG_CACHE_HOME": str(Path(temporary) / "cache")}
+
+
+async def _make_folder() -> Path:
+    """Make a folder. Where the caller is cancelled meanwhile, the thread makes it all the same, and it is removed."""
+    making = asyncio.get_running_loop().run_in_executor(None, owned_folders.make)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(lambda made: _remove(None if made.exception() else made.result()))
+        raise
 
 
 def _remove(folder: Path | None) -> None:

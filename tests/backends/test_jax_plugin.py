@@ -219,14 +219,16 @@ def test_instances_on_gpus_run_on_theirs(tmp_path: Path) -> None:
     assert refused == "model 'm' asks for an instance on GPU 2, but JAX has 0, 1 where it runs"
 
 
-@pytest.mark.parametrize(("of_server", "of_process"), [("4,GPU-c0ffee", "GPU-c0ffee"), ("", "1")])
-def test_the_process_of_a_gpu_sees_that_gpu_alone(of_server: str, of_process: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("of_server", "of_process"), [("4,GPU-c0ffee", "GPU-c0ffee"), (None, "1")])
+def test_the_process_of_a_gpu_sees_that_gpu_alone(of_server: str | None, of_process: str, tmp_path: Path) -> None:
     """CUDA reads the variable when JAX looks for devices, which it must not have done before."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    environment |= {} if of_server is None else {"CUDA_VISIBLE_DEVICES": of_server}
     jax_model.saved(tmp_path / "m", jax_model.exported(jnp.sin, jax_model.of((3,))))
     done = subprocess.run(
         [sys.executable, "-c", "import sys, jax_model; jax_model.seen(sys.argv[1])", str(tmp_path / "m")],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "CUDA_VISIBLE_DEVICES": of_server},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,

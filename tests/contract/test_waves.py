@@ -109,7 +109,7 @@ async def test_replies_are_there_before_their_wave_is_gone(
     ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     assert subject.log.waves.end(QUEUE, [entry_id], written, ended.set_result)
     while await subject.peer.waves.waiting(QUEUE, [entry_id]) == [True]:
-        pass
+        await asyncio.sleep(0.001)
     # whoever sees that it is gone finds its replies
     assert [bytes(entry.fields[1]) for entry in await subject.log.range(replies)] == [b"one", b"three"]
     assert [bytes(entry.fields[1]) for entry in await subject.log.range(other)] == [b"two"]

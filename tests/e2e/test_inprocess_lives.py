@@ -22,6 +22,7 @@ from e2e_asking import until
 from e2e_models import gated, python, scaling, scaling_graph
 
 from charonia.composition.children import descendants
+from charonia.eventlog.embedded import short_directory
 from charonia.inprocess import (
     InternalError,
     InvalidArgumentError,
@@ -60,9 +61,11 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     until("its threads are gone", lambda: set(threading.enumerate()) <= threads)
     for directory in made:
         digest = hashlib.blake2b(os.fsencode(directory / "state"), digest_size=8).hexdigest()
-        roots = (tempfile.gettempdir(), "/dev/shm")
-        for place in (directory, *(Path(root) / f"charonia-{os.getuid()}-{digest}" for root in roots)):
-            assert not place.exists()
+        assert not directory.exists()
+        assert not (Path("/dev/shm") / f"charonia-{os.getuid()}-{digest}").exists()
+        sockets = short_directory(directory / "state")  # makes it where it is not
+        assert not list(sockets.iterdir())
+        sockets.rmdir()
 
 
 @pytest.fixture

@@ -390,6 +390,11 @@ def test_the_page_about_kubernetes_shows_what_can_be_followed() -> None:
         (UPGRADE, UPGRADE.replace("charonia ", "nothing "), r"LINE: .* infra/helm/nothing is the folder of no chart"),
         (UPGRADE, UPGRADE.replace("--values values.yaml", ""), r"LINE: .* has not one '--values FILE'; expected is"),
         (UPGRADE, UPGRADE.removesuffix(" values.yaml"), r"LINE: .* has not one '--values FILE'; expected is"),
+        (
+            UPGRADE,
+            UPGRADE.replace(" values.", " other."),
+            r"LINE: .* reads other.yaml; expected is values.yaml",
+        ),
         (UPGRADE, UPGRADE + " '", r"LINE: .* is no line of a shell: No closing quotation"),
         (
             ROLLOUT,

@@ -205,3 +205,15 @@ def test_long_tests_are_left_out_by_one_verb_and_run_by_another() -> None:
     assert not fixed, "the number comes from examples() of tests/rigs/example_counts.py"
     commands = (ROOT / ".ci" / "run").read_text().splitlines()
     assert {"make test", "make test-long"} <= set(commands)
+
+
+def test_files_of_tests_that_start_first_are_there() -> None:
+    """Their names in tests/conftest.py: one that is not there would be sorted as any other, and nobody would notice."""
+    tests = ROOT / "tests"
+    (first,) = (
+        ast.literal_eval(node.value)
+        for node in _parsed(tests / "conftest.py").body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["_FIRST"]
+    )
+    assert first
+    assert [name for name in first if not (tests / name).is_file()] == []

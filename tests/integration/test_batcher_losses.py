@@ -406,7 +406,7 @@ async def _lose_and_find(cluster: Cluster, server: PrivateServer) -> None:
         await until(lambda reached=reached: len(answered) > reached)
         os.kill(server.pid, signal.SIGKILL)
         while server.poll() is None:
-            pass
+            await asyncio.sleep(0.001)
         await until(lambda: not gateway._control.log_up)
         server.start()
         await asyncio.to_thread(server.wait_ready)

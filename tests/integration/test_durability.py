@@ -107,7 +107,7 @@ async def test_a_receipt_of_a_server_that_was_not_asked_is_none(start) -> None: 
                 await log.epoch()
                 break
             except LogUnavailable:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
     with pytest.raises(LogUnavailable, match="became another server"):
         await writes.reached()
     with pytest.raises(LogUnavailable, match="'fsync' cannot be reached"):

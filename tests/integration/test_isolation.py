@@ -127,7 +127,7 @@ async def test_a_crash_and_a_hang_are_told_apart(tmp_path: Path) -> None:
         await stop(crashed.pid)
         running = asyncio.create_task(run(crashed, {"x": bench_.x(1)}, ["y"]))
         while not crashed._process.executing:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         os.kill(crashed.pid, signal.SIGKILL)  # any other signal would let it answer first
         with pytest.raises(InstanceDied, match=r"'m' is not healthy.*ended by signal 9 \(SIGKILL\)") as death:
             await running
@@ -158,7 +158,7 @@ async def test_of_several_batches_in_a_process_that_ends_none_is_sure_to_be_the_
         await stop(instances[0].pid)
         running = [asyncio.create_task(run(one, {"x": bench_.x(1)}, ["y"])) for one in instances[:2]]
         while len(instances[0]._process.executing) < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         os.kill(instances[0].pid, signal.SIGKILL)
         for one in running:
             with pytest.raises(InstanceDied) as death:

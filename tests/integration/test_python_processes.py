@@ -267,7 +267,7 @@ async def test_a_process_that_died_idle_is_not_the_next_batchs_fault(load: Load)
     os.kill(instance.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
         while instance._child.dead is None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     with pytest.raises(InstanceDied) as raised:
         await instance.execute_requests([request(numbers(1))])
     assert raised.value.blameless

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -102,7 +103,7 @@ async def test_jobs_are_there_after_a_kill(server: PrivateServer) -> None:
     await log.close()
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
-        pass
+        await asyncio.sleep(0.001)
     server.start()
     server.wait_ready()
 

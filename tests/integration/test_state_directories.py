@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def use(state_dir: Path, program: ServerBinary | None = None, *, rewrite: bool =
             if rewrite:
                 client.bgrewriteaof()
                 while client.info("persistence")["aof_rewrite_in_progress"]:
-                    pass
+                    time.sleep(0.001)
     finally:
         server.stop()
     writer = server.files.writer
@@ -132,7 +133,7 @@ def torn(request: pytest.FixtureRequest, state_dir: Path) -> tuple[PrivateServer
         with client.pipeline(transaction=True) as pipeline:
             pipeline.set("a", "1").set("b", "2").execute()
         while client.info("persistence")["aof_buffer_length"]:  # it postpones writes while the disk is busy
-            pass
+            time.sleep(0.001)
     server.process.kill()
     server.process.wait()
     last = server.files.last

@@ -140,10 +140,10 @@ async def test_a_log_that_goes_and_comes_back_loses_nothing(
     during = await end_job(log, {"url": receiver.url("/during")})
     await receiver.wait_for("/during", 1)
     while b"aof_buffer_length:0\r" not in await admin(server, "INFO", "persistence"):
-        await asyncio.sleep(0)  # it postpones writes while the disk is busy
+        await asyncio.sleep(0.001)  # it postpones writes while the disk is busy
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     gate.set()  # the call succeeds while there is nowhere to write that down
     server.start()
     await asyncio.to_thread(server.wait_ready)

@@ -133,7 +133,7 @@ class Requests:
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
         while any(value_of(request) == -2 and request not in self.cancelled for request in requests):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         return [self.answer(request) for request in requests]
 
     def answer(self, request: ModelRequest) -> ModelResponse:

@@ -23,7 +23,9 @@ from helm_chart.chart_files import GUIDE, ROOT
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _MORE = ("--set", "console.enabled=true,kserve.enabled=true")
 """What later sections of the page say that one sets."""
-_VALUES = "# values.yaml\n"
+_FILE = "values.yaml"
+"""The file that the page shows, and that its commands read."""
+_VALUES = f"# {_FILE}\n"
 _KINDS = {"deployment": "Deployment", "svc": "Service"}
 
 Manifests = list[dict[str, Any]]
@@ -73,7 +75,7 @@ def faults(short: bool) -> Iterator[str]:
         yield f"{GUIDE.name}:{error}"
         return
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "values.yaml").write_text(shown.values)
+        (Path(folder) / _FILE).write_text(shown.values)
         try:
             for upgrade in shown.upgrades:
                 for manifest in _rendered(upgrade, folder):
@@ -157,6 +159,10 @@ def _upgrade(line: int, command: str) -> Upgrade:
     if options.count("--values") != 1 or options[-1] == "--values":
         raise UnexpectedTextError(f"{line}: {command!r} has not one '--values FILE'; {expected}")
     at = options.index("--values")
+    if options[at + 1] != _FILE:
+        raise UnexpectedTextError(
+            f"{line}: {command!r} reads {options[at + 1]}; expected is {_FILE}, which the page shows"
+        )
     return Upgrade(line, command, release, chart, (*options[:at], *options[at + 2 :]))
 
 
@@ -187,7 +193,7 @@ def _check_service(line: int, service: dict[str, Any]) -> None:
 
 def _rendered(upgrade: Upgrade, folder: str, *more: str) -> Manifests:
     """What an upgrade would send to a cluster. Raises `RefusedError`."""
-    values = ("--values", str(Path(folder) / "values.yaml"))
+    values = ("--values", str(Path(folder) / _FILE))
     text = rendering.run("template", upgrade.release, str(ROOT / upgrade.chart), *upgrade.options, *values, *more)
     return [one for one in yaml.safe_load_all(text) if one]
 

@@ -280,9 +280,13 @@ class PrivateServer:
 
 
 def short_directory(state_dir: Path) -> Path:
-    """Where the sockets of a state directory can be: always the same, so that a killed one leaves at most one."""
-    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
-    path = Path(tempfile.gettempdir()) / f"charonia-{os.getuid()}-{digest}"
+    """Where the sockets of a state directory can be: always the same, so that a killed one leaves at most one.
+
+    Its name is never that of `StateDirectory.memory_directory`, whose folder is the temporary one where TMPDIR is
+    /dev/shm. It is as long: paths of sockets are bounded.
+    """
+    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=7).hexdigest()
+    path = Path(tempfile.gettempdir()) / f"charonia-s-{os.getuid()}-{digest}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgpack
@@ -170,7 +171,7 @@ async def test_who_lives_on_this_machine_is_not_lost_for_a_lease(sleepers: list[
     await control.start()
     os.kill(stopped.pid, signal.SIGSTOP)
     while not is_stopped(stopped.pid):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     await control._look()
     await control._look()
     assert await lost_of(log, control, 1) == ["stopped"]
@@ -186,7 +187,7 @@ def test_a_killed_process_is_ending_before_it_is_waited_for(sleepers: list[subpr
     assert not is_ending(killed.pid)
     killed.kill()
     while not is_ending(killed.pid):
-        pass  # for microseconds the signal is taken and the process not yet marked as one that exits
+        time.sleep(0.001)  # for microseconds the signal is taken and the process not yet marked as one that exits
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
     assert is_ending(killed.pid)
     assert not is_ending(alive.pid)

@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,20 +53,23 @@ print([error_of(one) for one in (
 
 
 @pytest.mark.skipif(not sandbox.is_available(), reason="this kernel has no Landlock")
-def test_what_is_left_and_what_is_not(tmp_path: Path) -> None:
-    model, temporary, other = tmp_path / "model", tmp_path / "temporary", tmp_path / "other"
+@pytest.mark.parametrize("others", ["", "/tmp", "/var/tmp", "/dev/shm"], ids=lambda path: path or "beside its own")
+def test_what_is_left_and_what_is_not(tmp_path: Path, others: str) -> None:
+    model, temporary = tmp_path / "model", tmp_path / "temporary"
     model.mkdir()
     temporary.mkdir()
     (model / "file").write_text("weights")
-    other.write_text("secret")
-    done = subprocess.run(
-        [sys.executable, "-c", TRY, str(model), str(temporary), str(other)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    allowed, refused = map(json.loads, done.stdout.splitlines())
-    assert allowed == [0] * len(allowed)
-    assert set(refused) <= {errno.EACCES, errno.EPERM}, refused
-    assert other.read_text() == "secret"
+    # wherever the files of this test lie
+    with tempfile.TemporaryDirectory(prefix="charonia-test-", dir=others or tmp_path) as folder:
+        other = Path(folder) / "other"
+        other.write_text("secret")
+        words = [str(model), str(temporary), str(other)]
+        done = subprocess.run([sys.executable, "-c", TRY, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        allowed, refused = map(json.loads, done.stdout.splitlines())
+        assert allowed == [0] * len(allowed)
+        assert set(refused) <= {errno.EACCES, errno.EPERM}, refused
+        assert other.read_text() == "secret"
 
 
 DRIVER = """
