@@ -285,4 +285,4 @@ stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill an
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)
 
 clean:           ## remove what was built
-	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/models_llm examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis /dev/shm/t$$(id -u)
+	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/models_llm examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -307,6 +307,8 @@ def read_event(event: ServerSent | HttpAnswer) -> JobEvent | None:
     if not all(type(number) is int for number in place):
         raise Incomprehensible(f"a response of a job has the place {place}")
     result = None if response is None else _read_response(response, place=place)
+    if final and result is not None and not result.tensors:
+        result = None  # as over gRPC, where it cannot be told from the end alone
     return JobEvent(event.id, "response", response=result, final=final)
 
 

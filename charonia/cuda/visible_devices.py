@@ -31,6 +31,6 @@ def see_one_device(number: int) -> None:
 
 
 def _listed(value: str) -> list[str]:
-    """The devices of a variable; as CUDA does, without those that come after one that names no device."""
+    """The devices of a variable, up to the first word that names none: CUDA ignores what comes after it."""
     words = [word.strip() for word in value.split(",")]
     return list(itertools.takewhile(lambda word: word.startswith(("GPU-", "MIG-")) or word.isdigit(), words))

@@ -169,9 +169,9 @@ def _thread_begin() -> Callable[[], None]:
     """What a thread does first: it takes the processors that this process may use now. The one that starts it may be
     kept on a single one by then (`charonia.eventlog.embedded.shared_processor`), on which its work would be in the way.
     """
-    if not hasattr(os, "sched_getaffinity"):
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    if len(processors) != 2:  # with others none is kept
         return lambda: None
-    processors = os.sched_getaffinity(0)
 
     def begin() -> None:
         with contextlib.suppress(OSError):  # the system takes them away meanwhile

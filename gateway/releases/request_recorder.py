@@ -108,7 +108,7 @@ class Tape:
             elif self._grow(_RESPONSE_BYTES + len(error.message)):
                 self.packed.append(pack_failure(_NO_ID, self.model, response.version, error))
         elif not (response.final and not response.outputs):
-            # any other only ends a stream, or is a response that a replay's client could not tell from that
+            # a last one without outputs is left out, response or flag: the client of a replay cannot tell them apart
             outputs = wanted_outputs(response.outputs, self.request.outputs)
             if self._grow(_RESPONSE_BYTES + sum([len(tensor.data) for tensor in outputs])):
                 self.packed.append(pack_response(_NO_ID, self.model, response.version, outputs, {}))

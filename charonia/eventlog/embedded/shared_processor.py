@@ -8,8 +8,8 @@ other processor to the model. With more processors, each of them has one to stay
 The kernel cannot move threads that are kept, so they are left to it when the gateway has to wait for its processor: for
 other work, or for the log server where they do not work in turn. Threads and processes that they start inherit the
 restriction, which is lifted a second later; those for large messages lift it themselves (`charonia.offload.pool`).
-Masks that an operator sets are left as they are. Models are not touched: libraries count the processors that threads
-may use.
+Masks that an operator sets are left as they are, but that of a single processor by those threads. Models are not
+touched: libraries count the processors that threads may use.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class SharedProcessor:
 
     def _release(self) -> None:
         if self._usable and self._pids is not None:
-            self._widen(self._pids)
             for pid in self._pids:
                 self._lift(pid)
+            self._widen(self._pids)  # after them: what they start from now on inherits nothing
         self._usable = set()
 
     def _widen(self, pids: tuple[int, int]) -> None:

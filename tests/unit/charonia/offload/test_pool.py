@@ -191,8 +191,14 @@ async def test_closing_fails_what_waits(offload: Offload, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs masks of processors")
-async def test_work_is_not_kept_on_the_processor_of_the_loop(offload: Offload) -> None:
-    processors = os.sched_getaffinity(0)
+async def test_work_is_not_kept_on_the_processor_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("needs two processors")
+    processors = set(sorted(allowed)[:2])
+    os.sched_setaffinity(0, processors)
+    offload = Offload()
     os.sched_setaffinity(0, {min(processors)})
     try:
         assert await offload.in_thread(1, os.sched_getaffinity, 0) == processors
@@ -200,4 +206,5 @@ async def test_work_is_not_kept_on_the_processor_of_the_loop(offload: Offload) -
         assert [os.sched_getaffinity(pid) for pid in offload.processes] == [processors]
         assert os.sched_getaffinity(0) == {min(processors)}
     finally:
-        os.sched_setaffinity(0, processors)
+        os.sched_setaffinity(0, allowed)
+        offload.close()
