@@ -1,4 +1,4 @@
-"""Has a process see one NVIDIA device alone; `executors/host/devices.py` counts those that a server may use."""
+"""Restricts a process to one NVIDIA device. `executors/host/devices.py` counts the devices that a server may use."""
 
 from __future__ import annotations
 

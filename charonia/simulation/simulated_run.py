@@ -85,7 +85,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class _CoreLeft:
-    """The next of those that share cores ends, unless there is a later plan."""
+    """One of the executions that share cores ends. It counts if `plan` is the latest."""
 
     plan: int
 

@@ -21,7 +21,7 @@ _locks: dict[Path, int] = {}
 """The folders of this process, each with the descriptor that holds its lock."""
 
 _MAKER = os.getpid()
-"""A process that is forked from this one has the table, but not the folders."""
+"""The process that owns the folders. A fork of it has a copy of the table, and removes none of them at its end."""
 
 
 def make() -> Path:

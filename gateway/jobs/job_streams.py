@@ -136,7 +136,7 @@ class JobStreams:
         """Only the responses, also of a job with a single one. Raises the job's error at the end.
 
         The delivery is noted before the final response, after which a reader may not come again, and before the error.
-        Without `noted` only that of the error is; the caller notes the others.
+        Without `noted`, only the delivery of an error is noted here, and the caller notes that of responses.
         """
         number = len(record.events)
         async with contextlib.aclosing(self.updates(record, caller, number, after_index)) as updates:

@@ -219,7 +219,7 @@ class TextModels:
             raise
 
     def all(self) -> list[TextModel]:
-        """The ready models by name; before others those that write text, as some clients take the first of a list."""
+        """The ready models: first the ones that write text, as some clients take the first of a list; then by name."""
         found: dict[str, TextModel] = {}
         for entry in self.handler.repository_index(ready=True):
             if entry.name not in found and (served := self.served(entry.name)) is not None:

@@ -3,13 +3,13 @@
 A request passes client, gateway, log server and executor, and each wakes the next. The kernel starts one that wakes on
 the processor that is idle, so on two processors all of them move to and fro: they find cold caches, and a virtual
 machine pays for every wake-up of the other processor. Kept together, these two take turns in warm caches, and leave the
-other processor to the model. With more processors, each of them has one to stay on; that was not measured.
+other processor to the model. With more processors nothing is done, because nothing was measured there.
 
 The kernel cannot move threads that are kept, so they are left to it when the gateway has to wait for its processor: for
 other work, or for the log server where they do not work in turn. Threads and processes that they start inherit the
 restriction, which is lifted a second later; those for large messages lift it themselves (`charonia.offload.pool`).
-Masks that an operator sets are left as they are, but that of a single processor by those threads. Models are not
-touched: libraries count the processors that threads may use.
+A mask that an operator sets is left as it is, except that threads for large messages do not keep to a mask of one
+processor. Models are not touched: libraries count the processors that threads may use.
 """
 
 from __future__ import annotations

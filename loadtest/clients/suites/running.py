@@ -180,7 +180,7 @@ def read_report(report: Path) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class Exempt:
-    """An exception: patterns of tests' names, why they need not pass, and the pattern of a failure; "" for any one."""
+    """An exception: patterns of tests' names, why they need not pass, and the pattern of their failure ("": any)."""
 
     tests: Sequence[str]
     reason: str

@@ -1,7 +1,7 @@
 """A plug-in of pytest for the tests of Triton's OpenAI frontend: where they start that, `charonia serve` is started.
 
-What the tests import of Triton's in-process server skips those that use it. In the place of a model that they write for
-vLLM stands the example's, with random adapters of the same names.
+Tests that use Triton's in-process server are skipped. Where the tests write a model for vLLM, the example's model is
+served instead, with random adapters of the same names.
 """
 
 from __future__ import annotations
