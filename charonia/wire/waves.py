@@ -486,7 +486,7 @@ _REPLY_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], int]] = {}
 
 def _read_reply_meta(packed: bytes) -> tuple[str, int, tuple[TensorPlace, ...], int]:
     try:
-        found: list[Any] = msgpack.unpackb(packed, use_list=False)
+        found: tuple[Any, ...] = msgpack.unpackb(packed, use_list=False)
         model, version, tensors, *_ = found
         if not (type(model) is str and type(version) is int):
             raise InvalidRecord("the meta of a wave's reply has a field of another type")
