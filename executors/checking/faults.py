@@ -65,7 +65,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What could not be decided without running a model, or is left out by a load. `model` is "" for the repository."""
+    """What could not be decided without running a model, is left out by a load, or has no effect. `model` is "" for the
+    repository.
+    """
 
     model: str
     text: str

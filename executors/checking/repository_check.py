@@ -6,6 +6,7 @@ executor's code. Faults behind the first are found by correcting the text in mem
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.names import can_be_model
 from executors.backends.registry import BackendRegistry
+from executors.configuration.known_parameters import unknown_parameters
 from executors.repository.files import is_hidden, read_file
 from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, ModelDirectory, parse_config
 from executors.repository.model_repository import ModelRepository
@@ -136,6 +138,9 @@ async def _examine(models: OfflineModels, directory: ModelDirectory, notes: list
             break
         examined.corrected = fault.correction.apply(examined.corrected)
         here, refusal = await _attempt(models, directory, examined.corrected)
+    with contextlib.suppress(CharoniaError):
+        final = parse_config(CONFIG_FILE, examined.corrected.encode())
+        notes += [Note(directory.name, sentence) for sentence in unknown_parameters(final)]
     if first is not None:
         _add_further(models, here, examined)
     else:

@@ -43,6 +43,7 @@ from executors.batches.sequences import Memory, Sequences
 from executors.configuration.autofill import default_max_batch_size, from_graph
 from executors.configuration.config import normalise, unsupported_features, validate
 from executors.configuration.declarations import SHIPPED
+from executors.configuration.known_parameters import unknown_parameters
 from executors.configuration.time_parameters import max_execution_s
 from executors.configuration.validation import check_reshapes
 from executors.host.host_policy import HostPolicies
@@ -141,6 +142,8 @@ class Loader:
             raise Unsupported("; ".join(unsupported))
         for family in unknown_families(written):
             _log.warning("Metric family '%s' in 'metric_identifier' is not a customizable metric", family)
+        for sentence in unknown_parameters(written):
+            _log.warning("model '%s': %s", directory.name, sentence)
         await asyncio.to_thread(self._agents.run, directory.path, written)
         if is_ensemble(written):
             await asyncio.to_thread(check_strategy, written, directory.path, ())

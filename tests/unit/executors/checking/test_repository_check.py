@@ -159,6 +159,17 @@ async def test_what_it_refuses_does_not_load_and_it_says_where(name: str, tmp_pa
     assert refused == {model for model, loaded in (await loads(tmp_path)).items() if not loaded}
 
 
+@pytest.mark.parametrize("also", ["", "dynamic_batching { preferred_batch_size: [ 9 ] }"])
+async def test_a_parameter_that_nothing_reads_is_noted(also: str, tmp_path: Path) -> None:
+    key = 'parameters { key: "charonia.max_exection_s" value { string_value: "2" } }\n'
+    build(tmp_path, onnx_model(ONNX + key + also))
+    report = await checked(tmp_path)
+    assert len(report.faults) == bool(also)
+    (note,) = [note.text for note in report.notes if "charonia." in note.text]
+    assert "'charonia.max_exection_s' is not known" in note
+    assert all((await loads(tmp_path)).values()) is not bool(also)
+
+
 async def test_one_run_names_faults_that_lie_behind_one_another(tmp_path: Path) -> None:
     text = ONNX.replace("max_batch_size", "max_batchsize").replace("TYPE_FP32", "TYPE_FLOAT32", 1)
     text = 'name: "n"\n' + text.replace('"c" data_type: TYPE_FP32 dims: [ 4 ]', '"c" data_type: TYPE_INT8 dims: [ 0 ]')

@@ -153,6 +153,13 @@ async def test_a_model_that_cannot_be_closed_keeps_nothing_up(tmp_path: Path, ca
     assert "stuck" in caplog.text
 
 
+async def test_a_parameter_that_nothing_reads_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, of, (directory,) = setup(tmp_path)
+    directory.required_config().parameters["charonia.colour"].string_value = "red"
+    await of.complete(directory, [1], nothing_known)
+    assert f"model '{directory.name}': parameter 'charonia.colour' is not known and has no effect" in caplog.text
+
+
 class OneByOne(ToldBackend):
     """Tells how many calls were under way at once, and what it was opened with."""
 
