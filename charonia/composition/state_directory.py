@@ -16,6 +16,7 @@ from pathlib import Path
 
 from charonia.eventlog.embedded.holder import SERVE, hold_state_directory
 from charonia.eventlog.embedded.state_files import WEBHOOK_SECRET
+from executors.host import owned_folders
 
 ENDPOINTS = "endpoints.json"
 PROCESSES = "processes.json"
@@ -33,6 +34,7 @@ class StateDirectory:
     def __init__(self, configured: str) -> None:
         """`configured` may be empty: then it is the user's."""
         self.path = Path(configured or default_state_dir()).expanduser().absolute()
+        self._memory: Path | None = None
 
     def lock(self) -> int:
         """Make the directory and keep others out of it until the descriptor is closed. Raises `StartupError`."""
@@ -41,19 +43,31 @@ class StateDirectory:
     def memory_directory(self) -> str:
         """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.
 
-        Named by the state directory, so that what a killed server left is cleared away by its successor.
+        What killed servers of this user left there is removed. Give it back with `remove_memory`.
         """
         root = Path("/dev/shm")
         if not root.is_dir():
             return ""
-        digest = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
-        path = root / f"charonia-{os.getuid()}-{digest}"
-        shutil.rmtree(path, ignore_errors=True)
-        try:
+        prefix = f"charonia-m-{os.getuid()}-"
+        digest = hashlib.blake2b(os.fsencode(self.path), digest_size=7).hexdigest()
+        owned_folders.remove_abandoned(root, prefix)
+        path = root / f"{prefix}{digest}"
+
+        def make() -> Path:
+            shutil.rmtree(path, ignore_errors=True)
             path.mkdir(mode=0o700)
+            return path
+
+        try:
+            self._memory = owned_folders.owned(make)
         except OSError:  # another user's, or no space: large tensors travel in the log
             return ""
         return str(path)
+
+    def remove_memory(self) -> None:
+        """Remove the directory of large tensors, if there is one."""
+        if self._memory is not None:
+            owned_folders.remove(self._memory)
 
     @property
     def webhook_secret(self) -> Path:

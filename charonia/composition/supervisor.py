@@ -97,8 +97,7 @@ class Supervisor:
         finally:
             await self._kill_all()
             shutil.rmtree(self._runtime_dir, ignore_errors=True)
-            if not self._values["shm_dir"] and self._shm_dir:
-                shutil.rmtree(self._shm_dir, ignore_errors=True)
+            self._state.remove_memory()
             os.close(lock)
 
     def _listen_to_signals(self) -> None:

@@ -1,4 +1,4 @@
-"""Temporary folders of an executor, which another executor removes when their owner was killed.
+"""Temporary folders of a process, which another process of Charonia removes when their owner was killed.
 
 An owner holds a lock (`flock`) on each of its folders; the kernel releases it when the owner ends in any way, also in
 another container. A number of a process would not do: it may be another process's by then.
@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 PREFIX = "charonia-owned-"
@@ -26,9 +27,14 @@ _MAKER = os.getpid()
 
 def make() -> Path:
     """Make an empty folder that only this user may read. Raises `OSError`."""
+    return owned(lambda: Path(tempfile.mkdtemp(prefix=PREFIX)))
+
+
+def owned(make: Callable[[], Path]) -> Path:
+    """Own the folder that `make` makes; called again when another process has removed that one. Raises `OSError`."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # before it is locked, another executor may find it, and remove it
+        folder = make()
+        # before it is locked, another process may find it, and remove it
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -42,17 +48,17 @@ def make() -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that `make` made, with all that is in it. A second call does nothing."""
+    """Remove a folder that this process owns, with all that is in it. A second call does nothing."""
     descriptor = _locks.pop(folder, None)
     if descriptor is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
-def remove_abandoned() -> list[Path]:
-    """Remove the folders whose owners are gone, and return them."""
+def remove_abandoned(place: Path | None = None, prefix: str = PREFIX) -> list[Path]:
+    """Remove the folders whose owners are gone, and return them. `place` is the temporary directory by default."""
     found = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in (place or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:  # of another user, or just removed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +24,47 @@ def test_sockets_stay_where_temporary_files_are_in_memory(monkeypatch: pytest.Mo
         (sockets / "server.sock").touch()
         in_memory = Path(state.memory_directory())
         assert in_memory.parent == sockets.parent
-        shutil.rmtree(in_memory)
+        state.remove_memory()
+        assert not in_memory.exists()
         assert (sockets / "server.sock").exists()
     finally:
         shutil.rmtree(sockets)
+
+
+KEEPS_ONE = """
+import sys
+from charonia.composition.state_directory import StateDirectory
+folder = StateDirectory(sys.argv[1]).memory_directory()
+open(folder + "/large", "w").close()
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="large tensors are not kept in memory here")
+def test_what_killed_servers_left_in_memory_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+    killed, running = (
+        subprocess.Popen(
+            [sys.executable, "-c", KEEPS_ONE, str(tmp_path / name)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in ("killed", "running")
+    )  # fmt: skip
+    state = StateDirectory(str(tmp_path / "another"))
+    try:
+        assert killed.stdout is not None
+        assert running.stdout is not None
+        left, used = (Path(of.stdout.readline().strip()) for of in (killed, running))
+        killed.kill()
+        killed.communicate()
+        assert (left / "large").exists()
+        own = Path(state.memory_directory())
+        assert not left.exists()
+        assert (used / "large").exists()
+        assert own.is_dir()
+    finally:
+        state.remove_memory()
+        for process in (killed, running):
+            process.kill()
+            process.communicate()
+        shutil.rmtree(used)
