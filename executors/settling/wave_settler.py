@@ -324,16 +324,8 @@ class WaveSettler:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if all(map(self._sockets.is_sent, self._told)):
-            if self._gathered:
-                failpoints.hit("executor.answered")
-            for stream, waves in self._gathered.items():
-                ending[stream] = ending.get(stream, []) + waves
-            self._gathered = {}
-            self._told.clear()
-        elif self._gathered:
-            # replies that this process has not sent would be lost with it, and their waves must then run again
-            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
+        if self._gathered:
+            self._take_sent(ending)
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
         for key, increments in unwritten.items():
@@ -341,6 +333,25 @@ class WaveSettler:
         for stream, waves in ending.items():
             self._end(stream, waves, replies)
             replies = ()
+
+    def _take_sent(self, ending: dict[bytes, list[_Answered]]) -> None:
+        """Move the gathered waves to `ending`, but for those of gateways that have not read their replies.
+
+        Such replies would be lost with this process, and their waves must then run again.
+        """
+        unread = self._told = {endpoint for endpoint in self._told if not self._sockets.is_sent(endpoint)}
+        gathered, self._gathered = self._gathered, {}
+        if unread:
+            for stream, waves in gathered.items():
+                if kept := [one for one in waves if one[1].endpoint in unread]:
+                    self._gathered[stream] = kept
+                gathered[stream] = [one for one in waves if one[1].endpoint not in unread]
+            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
+        if any(gathered.values()):
+            failpoints.hit("executor.answered")
+        for stream, waves in gathered.items():
+            if waves:
+                ending[stream] = ending.get(stream, []) + waves
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, repeating until the log answers."""
