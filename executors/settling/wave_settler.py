@@ -404,7 +404,7 @@ class WaveSettler:
         return won
 
     async def settled(self) -> None:
-        """Settle all answered waves and write their counts; returns when the log has them, or is unavailable."""
+        """Settle all answered waves, then write their counts (`fold`); returns when both is done."""
         while self._gathered or self.unsettled:
             if self._gathered:
                 self._flush()
