@@ -117,7 +117,7 @@ class PeriodicChecks:
     async def _verify_one(self, owned: OwnedModel, min_age_ns: int) -> None:
         await verify(owned, min_age_ns)
         await owned.look_after()
-        if owned.demand.is_for_this_model:
+        if owned.demand.has_on_demand_versions:
             owned.demand.tend(owned.scheduler.queued_by_version(), partial(has_room, self._catalog))
 
     async def _expire(self) -> None:

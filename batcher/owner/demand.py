@@ -42,10 +42,11 @@ class Demand:
         """Versions that some executors have in memory, and the others that would load them."""
         self._asked: dict[int, str] = {}
         self._looks: dict[int, int] = {}
-        """How many calls of `tend` in a row found requests waiting for a version."""
+        """Counts calls of `tend`. For a version in `_asked`: those that found requests waiting for it. For one in
+        `_shared`: those in a row that found a backlog."""
 
     @property
-    def is_for_this_model(self) -> bool:
+    def has_on_demand_versions(self) -> bool:
         """Whether any version is loaded on demand anywhere."""
         return bool(self.unloaded or self._shared)
 

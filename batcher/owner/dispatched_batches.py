@@ -1,8 +1,8 @@
 """The batches that a model's owner has dispatched: sends them to their executors and tracks them until they end.
 
 A batch goes at once to the executor in this process if nothing has to be written first; otherwise a task sends it. An
-attempt is written before its batch is sent, unless it is the first attempt of a request that is not a job, not
-journalled, was not found at takeover, and whose model is not decoupled. So a job that is cancelled before is never
+attempt is written before its batch is sent if it is the second or a later one, or if its request is a job, is
+journalled, was found at the takeover, or is for a decoupled model. So a job that is cancelled before is never
 dispatched, and the attempts of a request that kills one owner after another are counted.
 """
 

@@ -36,5 +36,5 @@ class ExecutorCapacity:
         return found
 
     def content_hashes(self) -> dict[int, str]:
-        """The served instances by version."""
+        """The content hash of each served version."""
         return {version: content_hash for (_, version), (content_hash, _) in self._slots.items()}

@@ -103,7 +103,8 @@ class BatcherContext:
     departed: DepartedEndpoints
     quarantine: Quarantine
     lost_ownership: Callable[[str], None]
-    """Called when the log says another batcher owns a model, and when the model needs another kind of scheduler."""
+    """Called when another batcher owns a model, and when this one has to take the model over again: because the model
+    needs another kind of scheduler, or because the state here is in doubt after an unforeseen error."""
     on_blocking: Callable[[], None]
     """Called when requests arrived whose callers do nothing else until they are answered."""
     on_behind: Callable[[], None]
@@ -411,7 +412,7 @@ class OwnedModel:
             self.spawn(self._end_leases([holder]))
 
     def end_other_leases(self, _gone: Collection[str]) -> None:
-        """The same for gateways that left while this owner was restored from the log, after it read the leases."""
+        """Release capacity for waves of gateways that left while this owner was restored, after it read the leases."""
         if not self.closed:
             self.spawn(self._end_other_leases())
 
@@ -419,7 +420,7 @@ class OwnedModel:
         await self._insist(self.end_leases_of_gone, "leases of gateways that left cannot be ended yet")
 
     async def end_leases_of_gone(self) -> None:
-        """The same for all gateways that left before this owner could know. Raises what the log raises."""
+        """Release capacity for waves of gateways that left before this owner could know. Raises what the log raises."""
         holders = await self.log.waves.leases(self.model)
         if holders:
             departed = self._batcher.departed
@@ -446,7 +447,7 @@ class OwnedModel:
         return {} if self.is_sequential else self._capacity.instances()
 
     def content_hashes(self) -> dict[int, str]:
-        """The served instances by version."""
+        """The content hash of each served version."""
         return self._capacity.content_hashes()
 
     async def find_gone(self, endpoints: set[str]) -> None:

@@ -22,9 +22,9 @@ _KEPT_S = 3600
 
 
 class Quarantine:
-    """Runs one quarantined batch per executor at a time, across the models of a batcher: a crash has one suspect.
+    """Runs one quarantined batch per executor at a time, across the models of a batcher.
 
-    A batch enters before it is sent and leaves when it ends.
+    So a crash has one batch of suspects. A batch enters before it is sent and leaves when it ends.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Quarantine:
 
 
 class SuspectNote:
-    """A co-located batcher's note for its successor, should a request end both processes (`isolation`).
+    """A co-located batcher's note for its successor: a request that ends the executor ends its batcher, too.
 
     It says which batches of suspects, and of requests found at takeover, `local_executor` has ("" keeps none). It is
     written before such a batch is handed over, and only then, so it costs nothing while no request is suspected.

@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 Scheduler = ModelScheduler | SequenceScheduler
 
-_BINDINGS_PER_OWNER = 32
-"""Bits: no owner allocates so many places."""
+_BINDING_BITS = 32
+"""Bits of a binding's number below those of the token: no owner makes so many bindings."""
 
 
 def is_sequential(interface: ModelInterface | None) -> bool:
@@ -38,7 +38,7 @@ def scheduler_for(
 ) -> Scheduler:
     """The scheduler of an owner with this token."""
     if is_sequential(interface):
-        sequences = SequenceScheduler(batch_prefix, token << _BINDINGS_PER_OWNER, delays)
+        sequences = SequenceScheduler(batch_prefix, token << _BINDING_BITS, delays)
         sequences.on_conflict = _log.warning
         return sequences
     return ModelScheduler(batch_prefix, prefetch, lane_weights, delays.requests)

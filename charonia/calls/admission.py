@@ -50,7 +50,7 @@ def request_prefix(request_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An admitted request: its cached meta, rows and batch signature, and its priority level."""
+    """What a request was admitted with: its cached meta, its rows and its batch signature."""
 
     meta: RequestMeta
     rows: int
@@ -67,7 +67,7 @@ class Admitted:
 
 
 class Admission:
-    """Checks requests against one incarnation of a model version."""
+    """Checks requests against one loaded version."""
 
     def __init__(self, interface: ModelInterface, version: int, content_hash: str) -> None:
         self._interface = interface
@@ -257,7 +257,7 @@ class Admission:
 
 
 class Admissions:
-    """The gates of the versions that one process calls; an incarnation keeps its gate."""
+    """The `Admission` of each version that one process calls, a new one once that is loaded with other content."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[str, Admission]] = {}
@@ -272,7 +272,9 @@ class Admissions:
 
 
 def _passes_on(interface: ModelInterface) -> bool:
-    """Ensembles, and backends that run code of the user's (which may have any name)."""
+    """Whether the model may call others. All may but those of backends in `_CALL_NOTHING`: ensembles do, and a backend
+    of any other name may run a user's code.
+    """
     return interface.backend not in _CALL_NOTHING
 
 

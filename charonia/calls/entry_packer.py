@@ -1,4 +1,5 @@
 """Packs admitted requests into records; and records of one queue, or answers to one endpoint, into shared log entries.
+Also reads the inputs of such a record, and picks the trace reports that leave without their answers.
 
 An entry never mixes models, levels or terms. The log takes an entry as a whole or not at all, so an entry that exceeds
 a bound is split.

@@ -2,6 +2,8 @@
 
 Writes the counts to the log a few times a second, so that a flood of requests costs few commands. What the log refused,
 because a bound is full, is counted in the gateway's metrics alone (`RequestCounts` in `gateway.metrics`).
+
+`failure_reason` and `FAILURES_IN_ENSEMBLE` hold for all failed requests that gateways, batchers and callers count.
 """
 
 from __future__ import annotations

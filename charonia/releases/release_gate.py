@@ -70,9 +70,9 @@ class Verdict:
 def judge(gate: Gate, step: int, present: VersionCounts, candidate: VersionCounts, elapsed_s: float) -> Verdict:
     """Judge a window that has lasted `elapsed_s` so far; `step` is the share that would follow, 0 for none.
 
-    Failures roll a candidate back as soon as it has had `min_requests`, before the window ends, but only so many that
-    chance does not explain them: the gate looks often, and each look is another chance to be wrong. Latency is judged
-    at the window's end, since one slow request changes the mean of few. A candidate advances only then, too.
+    Failures count before the window ends, once the candidate has had `min_requests`. They have to be more than chance
+    explains: the gate checks often, and each check is another chance to be wrong. Latency is judged at the window's
+    end, because one slow request changes the mean of few. A candidate advances only then, too.
     """
     if candidate.requests < gate.min_requests:
         return Verdict(WAIT, f"{candidate.requests} of {gate.min_requests} requests")

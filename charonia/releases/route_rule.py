@@ -2,7 +2,8 @@
 
 A rule names the *present* version, which gets all requests that nothing else sends elsewhere, and it may name a
 *candidate* with a share of the requests, or with headers and tenants whose requests it gets. The catalog folds the
-rules of the log (`RouteChanged`), gateways apply them at admission, and `release_gate` decides when the share changes.
+rules of the log (`RouteChanged`), gateways choose a request's version by them before they admit it
+(`gateway.releases.version_choice`), and `release_gate` decides when the share changes.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ class Outcome(Enum):
 class RecordedRequest:
     """One request. Times are nanoseconds of one clock; 0 for what is not known.
 
-    `level` is the priority as sent, `timeout_us` the caller's queue time-out, `deadline_ns` how long after its arrival
-    the caller gave up (0: never). `batch` names the batch it ran in, of `executor`; `started_ns` and `computed_ns` are
-    the beginning and the end of that batch, `ended_ns` when its answer had arrived.
+    `level` is the priority as sent, `timeout_us` the caller's queue time-out. `batch` names the batch it ran in, of
+    `executor`; `started_ns` and `computed_ns` are the beginning and the end of that batch, `ended_ns` when its answer
+    had arrived.
     """
 
     arrived_ns: int
@@ -35,7 +35,6 @@ class RecordedRequest:
     level: int = 0
     tenant: str = ""
     timeout_us: int = 0
-    deadline_ns: int = 0
     batch: str = ""
     executor: str = ""
     started_ns: int = 0

@@ -5,7 +5,7 @@ of its executions, or where there are few of them, a time nearer to the line of 
 (`_pooled`). A size without any lies on the line between its neighbours, beyond them on that line. What an execution
 differs by from the typical time of its size grows with that time as far as the recording shows it (`_growth`). These
 deviations are drawn in runs, as they followed one another, so that what slows several batches in a row does so in the
-simulation as well, and each as often as it was recorded. The few executions that took far longer (`_stalls`) are not
+simulation as well, and each as often as it was recorded. The few executions that took far longer (`_stalled`) are not
 drawn: they are pauses of what the model runs on, during which arrivals may have paused as well, so they stay where they
 were among the arrivals (`machine_pauses`).
 """
@@ -34,8 +34,9 @@ _NORMAL = 1.4826
 _MEDIAN = 1.5708
 """The variance of a median by that of the mean of as many values of a normal distribution."""
 _FAR = 8.0
+"""A stall exceeds its size's typical time by more than so many standard deviations."""
 _FEW = 0.05
-"""Stalls are longer than the others by so many standard deviations, and at most so large a share of all."""
+"""If more than this share of the executions would be stalls, none is: then the model itself is so."""
 _OFTEN = 30
 """So many executions of a size tell how far they spread."""
 _MIN_SEEN = 8
@@ -57,9 +58,9 @@ class SizeFit:
 class ServiceFit:
     """How long batches take. `sizes` ascend by rows, `base_ns` and `row_ns` are the line through their medians.
 
-    `r_squared` is how much of what the executions differ by is due to their size. `deviations` are in order of time: of
-    each execution from the typical time t of its size, in nanoseconds divided by t ** `growth`. `stalls` are in none of
-    them.
+    `r_squared` is the share of the variance that the sizes explain. `deviations` has a value for each execution that is
+    no stall, in order of time: its time less the typical time t of its size, in nanoseconds divided by t ** `growth`.
+    `stalls` are the executions that took far longer.
     """
 
     sizes: tuple[SizeFit, ...]
@@ -144,7 +145,7 @@ class Draws:
         return next(self._leads)
 
     def half_turn_ns(self) -> int:
-        """Of the order to an executor, or of the news from there."""
+        """Draws how long an order takes to an executor, or a report from there: half of a turn."""
         return max(0, next(self._turns)) // 2
 
     def tail_ns(self) -> int:

@@ -39,6 +39,11 @@ from .what_if import changed, named_models, what_if
 _PAGE = 1000
 _ATTEMPTS = 4
 _BARE = ModelInterface("", "", "", 0, {}, {})
+_IN_THE_RECORDING = {
+    "cores": "what sharing them cost is in the recorded executions",
+    "rate": "it is that of the recorded arrivals",
+}
+"""Changes that `--recorded` refuses, and why."""
 
 Recorded = tuple[Recording, Setting]
 
@@ -91,8 +96,9 @@ def _corrected(setting: Setting, options: argparse.Namespace) -> Setting:
     if not options.recorded:
         return setting
     words = what_if(options.recorded)
-    if any(change.name == "cores" for change in words.changes):
-        raise InvalidArgument("--recorded takes no cores: what sharing them cost is in the recorded executions")
+    for change in words.changes:
+        if reason := _IN_THE_RECORDING.get(change.name):
+            raise InvalidArgument(f"--recorded takes no {change.name}: {reason}")
     return changed(setting, (), words)[0]
 
 

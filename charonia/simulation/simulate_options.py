@@ -60,7 +60,7 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
     add("--url", default="", metavar="URL", help="take the models' configurations from this server")
     add("--model-repository", default="", metavar="DIR", help="take them from this repository")
     add("--recorded", default="", metavar="'NAME=VALUE ...'", help="what the recorded run had, where it is not as the "
-        "configurations say")  # fmt: skip
+        "configurations say; not cores or rate")  # fmt: skip
     add("--log-url", default="", metavar="URL", help="of the log with the journal (CHARONIA_LOG_URL)")
     add("--log-password-file", default="", metavar="FILE", help="its password")
     add("--state-dir", default="", metavar="DIR", help="of the running 'charonia serve' whose log it is")

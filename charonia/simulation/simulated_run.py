@@ -2,7 +2,8 @@
 
 Pure, but for the random numbers of its seed. Each executor has as many instances as the model has there, and takes a
 batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the
-fit (`service_times`), and longer where instances share cores (`shared_cores`).
+fit (`service_times`). It takes longer where instances share cores (`shared_cores`), and by the pauses that it meets
+(`machine_pauses`).
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class SimulatedRun:
             rows=one.rows,
             signature=0,
             timeout_us=one.timeout_us,
-            deadline_ns=one.arrived_ns + one.deadline_ns if one.deadline_ns else 0,
+            deadline_ns=0,  # no recording has deadlines
             enqueued_ns=one.arrived_ns,
             carrier=number,
             lane=lane_of(one.tenant),

@@ -37,7 +37,9 @@ _NOT_TAKEN = "responses cannot be written"
 
 
 class ResponseWriter:
-    """Writes one executor's responses. `unwanted(batch, ids)` is called for jobs that take no more responses."""
+    """Writes one executor's responses. `unwanted(batch, ids)` is called for jobs that take no more responses, and for
+    requests of resumable models that have ended or run elsewhere by now.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Makes the log records for the end of a batch: settlements, statistics, replies, trace reports, and facts. Pure.
 
 Keyless requests are answered in the write that settles them (ADR 0002), jobs only after the settlement was won
-(ADR 0004). Requests without an answer (left out, or their instance died) are in neither.
+(ADR 0004). A request without an answer (left out, or its instance died) is neither settled nor answered.
 
 Times of a trace report are those of the execution that the request was part of. Calls made by its model are in the
-record's `trace` already. The gateway that began a trace writes it.
+record's `trace` already. A report goes to the gateway that began the trace, which exports it.
 """
 
 from __future__ import annotations
@@ -108,13 +108,14 @@ def settlement(
         indices = [index for index, answer in enumerate(executed.answers) if answer]
         found = Settlement(indices, [(records[index].id, header.attempts[index]) for index in indices])
     if flags & (FLAG_JOB | FLAG_JOURNALLED):
-        _add_durable(found, executor, header, records, executed)
+        _add_outcomes(found, executor, header, records, executed)
     return found
 
 
-def _add_durable(
+def _add_outcomes(
     found: Settlement, executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
 ) -> None:
+    """Add what records and journal keep: the ends of jobs, and the outcomes of journalled requests."""
     failures = {failure.index: failure for failure in executed.failures}
     executions = {index: execution for execution in executed.executions for index in execution.indices}
     outcomes: list[bytes] = []

@@ -161,7 +161,7 @@ class WaveCounts:
             for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
                 counts[name] = counts.get(name, 0) + amount
 
-    def moved(self, waves: Sequence[Wave], executed: ExecutedWaves) -> None:
+    def transferred(self, waves: Sequence[Wave], executed: ExecutedWaves) -> None:
         """Count the tensor bytes of executed waves and of their answers."""
         for index, wave in enumerate(waves):
             answer = executed.answers[index]
@@ -415,7 +415,7 @@ class WaveSettler:
         return won
 
     async def settled(self) -> None:
-        """Wait until all answered waves are settled and counted."""
+        """Settle all answered waves, then write their counts (`fold`); returns when both is done."""
         while self._gathered or self.unsettled:
             if self._gathered:
                 self._flush()
@@ -435,7 +435,7 @@ class WaveSettler:
         left = executed.left()
         for place, execution in enumerate(executed.executions):
             counts.executed(execution, batch.waves, executed.failed, executed.shares.get(place), left)
-        counts.moved(batch.waves, executed)
+        counts.transferred(batch.waves, executed)
         if executed.failures:
             counts.failed(executed.failures, batch.waves)
         if self._metrics.measures:

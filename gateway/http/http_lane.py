@@ -1,7 +1,7 @@
 """The express lane of the HTTP front: recognises requests by their bytes, from the request line to the body.
 
 A client's binary infer request differs from its previous one only in the tensors' bytes and perhaps the id and the
-trace context. A request that arrives whole on an idle connection is compared with signatures learnt on the full way;
+trace context. A request that arrives whole on an idle connection is compared with signatures learnt from parsed ones;
 all others are parsed, and so are requests that are traced.
 """
 
@@ -218,7 +218,7 @@ class HttpLane:
         tenant: str = "",
         context: bytes | None = b"",
     ) -> None:
-        """Learn the signature of a tenant's request that was answered on the full way.
+        """Learn the signature of a tenant's request that was parsed and answered.
 
         `whole` are its bytes; `body` those of its body, of which the first `json_bytes` are JSON. `context` is its
         trace context if it means nothing but a trace; None if it means more.

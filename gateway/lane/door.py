@@ -87,8 +87,8 @@ class Signature(Protocol):
     def leave_lane(self, call: Call) -> None:
         """Send a call the full way; nothing of it is in the log.
 
-        A defect of the log's adapter that ends `Waves.send` after it took the wave is an exception to that: a model may
-        compute the call twice. The answer of the wave is dropped then, as that of a wave that is not under way.
+        It may be there after all if a defect of the log's adapter ended `Waves.send` after it took the wave. Then a
+        model may compute the call twice, and the answer of the wave is dropped, because the wave is not under way.
         """
 
 

@@ -106,8 +106,8 @@ class Doors:
         return bool(self._ways)
 
     def may_learn(self, model: str, size_bytes: int) -> bool:
-        """Whether to try to learn a signature from a request that took the full way. Few requests of a model and size
-        are tried in a time: those that can never be recognised must not cost a try each.
+        """Whether to try to learn a signature from a request that was parsed. Few requests of a model and size are
+        tried in a time: those that can never be recognised must not cost a try each.
         """
         if self._is_closed:
             return False

@@ -2,7 +2,7 @@
 
 A request leaves at once if no wave of its queue is in flight. Requests of several clients gather while waves are being
 answered. The clients of answered waves may or may not send their next requests at once. As long as they recently did,
-the next waves wait for them, for at most two milliseconds. Requests of all signatures of the queue leave together, as
+the next waves wait for them, for at most two milliseconds. Requests at all doors of the queue leave together, as
 several waves: then each process downstream wakes up once for all of them (docs/adr/0015).
 
 The queues of quick models share one `Round`, so that requests for several models leave together as well. A queue waits
@@ -46,8 +46,8 @@ _PROBES = 32
 _WEIGHT = 8
 """Averages move by an eighth of the difference to each new value."""
 _STALL_S = 0.01
-"""A quick model that does not answer a wave for this long counts as slow: its waiting requests go to the log. This is
-also the only bound on waiting behind a wave."""
+"""A quick model that does not answer a wave for this long counts as slow: the requests that wait behind the wave
+leave. This is also the only bound on that wait."""
 _SHARED_NS = 1_000_000
 """A model with one instance and at most this time for a wave may share a round: it runs waves one by one."""
 _ALONE_NS = 1_000_000_000
@@ -57,7 +57,7 @@ _PATIENCE_S = (0.002, 0.01)
 
 
 class Door(Protocol):
-    """Where requests of one signature wait (`door.Door`). `most` requests are a full wave."""
+    """Where requests that may share a wave wait (`door.Door`). `most` requests are a full wave."""
 
     most: int
 
@@ -297,7 +297,7 @@ class Gathering:
         """Waves that have ended."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._is_proven = False
-        """The model is known to be quick; until then every request goes to the log at once."""
+        """The model is known to be quick; until then no request waits for the answers to others."""
         self._infer_ns = self._least_ns = self._measured = 0
         self.closed_until_ns = 0
         self._closed_ns, _ = _CLOSED_NS
@@ -319,7 +319,7 @@ class Gathering:
             return
         if waiting > _MAX_WAITING:
             door.leave_all()  # it enforces the bounds
-        elif self.under_way < max(_MAX_UNDER_WAY, self._instances):
+        elif self.under_way < _MAX_UNDER_WAY:
             self.sent(door.send(full_only=True))
             self._waves.flush()
 
@@ -358,7 +358,7 @@ class Gathering:
             self._stall_timer = asyncio.get_running_loop().call_later(_STALL_S, self._check_stall, self._ended)
 
     def _check_stall(self, ended: int) -> None:
-        """If no wave was answered since, the model is slow: send its requests to the log."""
+        """If no wave was answered since, the model counts as slow: its requests leave and wait for answers no more."""
         self._stall_timer = None
         if not (self.under_way and self._round.has(self)):
             return

@@ -17,7 +17,7 @@ _FIRST_BYTES = 1 << 20
 _SHARE = 8
 """A lease is at most this fraction of a bound, to leave capacity to other gateways."""
 _FEW = 4
-"""A lease has capacity for at least this many large waves."""
+"""A lease grows by this many waves of the size that exceeded it, up to its share of the bound."""
 _LEAST_BOUND = 4096
 """With a lower bound of waiting requests, each request is counted by itself."""
 
@@ -72,7 +72,9 @@ class Lease:
         return 2 * self.used_requests > self.held_requests or 2 * self.used_bytes > self.held_bytes
 
     def is_short_of(self, size_bytes: int) -> bool:
-        """Whether capacity for a wave of this size, which exceeded the lease, may be reserved."""
+        """Whether to reserve more after a wave of this size exceeded the lease: if it `is_short`, or if it has too few
+        bytes and is below its share of the bound.
+        """
         most = self._limits.size_bytes // _SHARE
         is_full = self.used_bytes + size_bytes > self.held_bytes and not (most and self.held_bytes >= most)
         return self.is_short or (is_full and not self._asking)

@@ -68,7 +68,7 @@ class Waves:
         self.payloads = payloads
         self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
         self._dataplane = dataplane
-        self._pending = dataplane.requester
+        self._requester = dataplane.requester
         self.endpoint = endpoint.encode()
         self._under_way: dict[bytes, PendingWave] = {}
         self.leases = Leases(log, endpoint, limits, dataplane.spawn)
@@ -114,7 +114,7 @@ class Waves:
             return None
         held_bytes = 0 if references else size_bytes  # large requests hold theirs since they arrived
         try:
-            self._pending.hold(held_bytes)
+            self._requester.hold(held_bytes)
         except ResourceExhausted:
             self.leases.give_back(model, count, size_bytes)
             self.end_payloads(references)
@@ -129,14 +129,14 @@ class Waves:
     def hold(self, size_bytes: int) -> bool:
         """Count a large request from its arrival on; False if this gateway holds too many bytes."""
         try:
-            self._pending.hold(size_bytes)
+            self._requester.hold(size_bytes)
         except ResourceExhausted:
             return False
         return True
 
     def release(self, size_bytes: int) -> None:
         """A large request has ended."""
-        self._pending.release(size_bytes)
+        self._requester.release(size_bytes)
 
     def end_payloads(self, references: Iterable[Reference]) -> None:
         """Release the payloads of a wave."""
@@ -345,7 +345,7 @@ class Waves:
         if self._under_way.pop(wave.prefix, None) is None:
             return
         self.end_payloads(wave.references)
-        self._pending.release(wave.held_bytes)
+        self._requester.release(wave.held_bytes)
         self.leases.give_back(wave.model, len(wave.calls), wave.size_bytes)
 
     def abandoned(self, call: Call) -> None:

@@ -1,6 +1,7 @@
 """Asks executors to write their counts of waves now, so that statistics include every answer that a caller has.
 
-Executors write them once a second by themselves; this spares a caller of the statistics that wait.
+By themselves executors write the counts when they delete answered waves, up to 10 ms later, and what tenants have used
+once a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Delivery preferences in headers, metadata or request parameters, as `DeliveryOptions`. Pure.
 
 Every protocol has the same ones: a parameter `charonia_<word>`, or a header (metadata key) of `HEADERS`. A header
-overrides the parameter. Fronts extract them; `gateway.jobs.jobs` implements them.
+overrides the parameter. Fronts extract them, `gateway.deferral` reads them and applies time limits, and `gateway.jobs`
+keeps the jobs that they ask for.
 """
 
 from __future__ import annotations

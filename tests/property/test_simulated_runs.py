@@ -26,7 +26,6 @@ requests = st.builds(
     level=st.integers(0, 3),
     tenant=st.sampled_from(["", "", "one", "two"]),
     timeout_us=st.sampled_from([0, 0, 0, 2000]),
-    deadline_ns=st.sampled_from([0, 0, 0, 3 * MS, 20 * MS]),
 )
 policies = st.builds(
     QueuePolicy,

@@ -1,7 +1,7 @@
 """The express lane of the native gRPC front: recognises calls by the bytes of their frames (docs/adr/0015).
 
 A `ModelInfer` call is two frames: HEADERS with a known block, and DATA with the whole message. Both are compared with
-signatures learnt from calls on the full way, but for a trace context; the connection parses any other frame. A call
+signatures learnt from parsed calls, but for a trace context; the connection parses any other frame. A call
 whose headers were recognised, but not its data, becomes an ordinary one, and so does one that is traced.
 """
 
@@ -309,7 +309,7 @@ class GrpcLane:
         blocks[block] = headers, standing, uses_no_table(block)
 
     def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None:
-        """Learn a message that was answered on the full way. `standing` is the meaning of its metadata."""
+        """Learn a message that was parsed and answered. `standing` is the meaning of its metadata."""
         standing = standing._replace(generation=self._generation)
         if len(data) > _MAX_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
             return

@@ -119,7 +119,7 @@ async def test_what_does_not_come_is_asked_for_again() -> None:
 async def test_a_backlog_is_shared_with_one_that_has_room() -> None:
     asks, dispatcher = demand()
     asks.on_served({1: served({"a": 2, "b": 0, "c": 0})})
-    assert asks.is_for_this_model
+    assert asks.has_on_demand_versions
     for waiting in (100, 100, 8, 100, 100):
         asks.tend({1: waiting}, lambda _: True)
     await settle()
@@ -131,7 +131,7 @@ async def test_a_backlog_is_shared_with_one_that_has_room() -> None:
     await settle()
     assert dispatcher.told == [("c", 1)]
     asks.on_served({1: served({"a": 2, "b": 3, "c": 2})})
-    assert not asks.is_for_this_model
+    assert not asks.has_on_demand_versions
 
 
 def catalog(**described: tuple[int, int, int, int]) -> Catalog:

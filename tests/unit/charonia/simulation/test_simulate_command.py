@@ -100,7 +100,9 @@ def test_configurations_of_a_repository_and_a_page(tmp_path: Path, capsys: pytes
         (["--recorded", "policy=none", "-m", "n"], "nothing that ran was recorded of these models"),
         (["--recorded", "policy=none", "--measured", "t"], "--measured is a run under a question"),
         (["--model-repository", "/nowhere"], "cannot be read"),
-        (["--recorded", "policy=none cores=2"], "--recorded takes no cores"),
+        (["--recorded", "policy=none cores=2"], "--recorded takes no cores: what sharing them cost"),
+        (["--recorded", "policy=none rate=x2"], "--recorded takes no rate: it is that of the recorded arrivals"),
+        (["--recorded", "policy=none m:rate=x2"], "--recorded takes no rate"),
         (["--recorded", "policy=none", "--skip", "1h"], "--skip '1h' is no time"),
     ],
 )
