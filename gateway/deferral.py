@@ -114,10 +114,12 @@ class Deferral:
                 raise
         else:
             receipt = await handler.submit_job(request, options)
-        state = "queued"
+        queries, state, response = handler.jobs.queries, "queued", None
         if wish.wait_s > 0:
             try:
-                _, response = await handler.jobs.queries.single(receipt.id, options.caller, wish.wait_s)
+                if not await self._waited(receipt.id, wish):
+                    return Accepted(receipt, state, wish.applied)
+                _, response = await queries.single(receipt.id, options.caller)
             except asyncio.CancelledError:
                 # no client has read the id: without a key or a webhook the job would be unreachable
                 if receipt.created and _cancels(options):
@@ -127,8 +129,19 @@ class Deferral:
                 response.id = request.id  # the first caller with this key may have used another id
                 return Answered(response, wish.applied)
         if wish.wait_s > 0 or not receipt.created:
-            state = (await handler.jobs.queries.view(receipt.id, options.caller)).state.value
+            state = (await queries.view(receipt.id, options.caller)).state.value
         return Accepted(receipt, state, wish.applied)
+
+    async def _waited(self, job_id: str, wish: Wish) -> bool:
+        """Wait for an accepted job; False where waiting is refused: too many do, or the log is away.
+
+        That is no reason to keep the job's id from its client, who would ask for another one.
+        """
+        try:
+            await self._handler.jobs.queries.wait(job_id, wish.options.caller, wish.wait_s)
+        except CharoniaError:
+            return False
+        return True
 
     async def _cancel(self, job_id: str, caller: Caller) -> None:
         with contextlib.suppress(CharoniaError):  # the log cannot be reached: the job runs to its end

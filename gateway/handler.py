@@ -142,6 +142,9 @@ class JobQueries(Protocol):
 
     async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
 
+    async def wait(self, job_id: str, caller: Caller, wait_s: float) -> None:
+        """Wait for a job to end, `wait_s` at most. Raises `ResourceExhausted` if too many callers wait here."""
+
     async def result(
         self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:

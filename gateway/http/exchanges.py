@@ -154,7 +154,8 @@ class Connection(Protocol):
 class Exchange:
     """One request and its response.
 
-    `keep_alive`: the connection stays open after it; `expects_continue`: the client waits for `100 Continue`.
+    `keep_alive`: the connection stays open after it; `expects_continue`: the client waits for `100 Continue`;
+    `may_chunk`: not of HTTP/1.0, whose responses of unknown length end with the connection (RFC 9112, section 6.1).
     """
 
     __slots__ = (
@@ -162,6 +163,7 @@ class Exchange:
         "_connection",
         "_is_head",
         "_left_bytes",
+        "_may_chunk",
         "_readable",
         "body",
         "disconnected",
@@ -173,11 +175,20 @@ class Exchange:
         "response_started",
     )
 
-    def __init__(self, connection: Connection, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        is_head: bool,
+        keep_alive: bool,
+        expects_continue: bool,
+        may_chunk: bool = True,
+    ) -> None:
         self._connection = connection
         self._is_head = is_head
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
+        self._may_chunk = may_chunk
         self._readable = asyncio.Event()
         """Set when there is something to receive."""
         self.body = bytearray()
@@ -188,8 +199,8 @@ class Exchange:
         self.disconnected = False
         self.response_started = self.response_complete = False
         self._chunked: bool | None = None
-        self._left_bytes = 0
-        """The unsent rest of the Content-Length."""
+        self._left_bytes: int | None = 0
+        """The unsent rest of the Content-Length; None where the connection's end is that of the body."""
 
     # -- the request ---------------------------------------------------------------------------------------------------
 
@@ -314,11 +325,14 @@ class Exchange:
                 self.keep_alive = False
                 says_close = True
             lines.append(b"%b: %b\r\n" % (name, value))
+        if self._chunked is None and not self._is_head and status not in (204, 304):
+            self._chunked = self._may_chunk
+            if self._may_chunk:
+                lines.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self._left_bytes, self.keep_alive = None, False
         if not self.keep_alive and not says_close:
             lines.append(b"connection: close\r\n")
-        if self._chunked is None and not self._is_head and status not in (204, 304):
-            self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         self._connection.transport.write(b"".join(lines))
 
@@ -335,9 +349,10 @@ class Exchange:
             else:
                 transport.write((b"%x\r\n%b\r\n" % (len(body), bytes(body)) if body else b"") + end)
         else:
-            if len(body) > self._left_bytes:
-                raise RuntimeError("response content longer than Content-Length")
-            self._left_bytes -= len(body)
+            if self._left_bytes is not None:
+                if len(body) > self._left_bytes:
+                    raise RuntimeError("response content longer than Content-Length")
+                self._left_bytes -= len(body)
             if body:
                 await flow.write(body)
         if self.disconnected:

@@ -363,6 +363,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             is_head=method == "HEAD",
             keep_alive=version != "1.0" and not two_framings and parser.should_keep_alive(),
             expects_continue=self._expects_continue,
+            may_chunk=version != "1.0",
         )
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:

@@ -167,21 +167,29 @@ class JobQueries:
             raise responses[0].error
         return view, responses[0]
 
+    async def wait(self, job_id: str, caller: Caller, wait_s: float) -> None:
+        await self._waited(job_id, caller, wait_s)
+
+    async def _waited(self, job_id: str, caller: Caller, wait_s: float) -> JobRecord:
+        """The record of a job once it has ended, or after `wait_s`."""
+        record = await self.record(job_id, caller)
+        if record.state.terminal or wait_s <= 0 or self._hurried:
+            return record
+        patience = asyncio.timeout(wait_s)
+        try:
+            async with patience:
+                self._waits.add(patience)
+                return await self._ended(record.model, record.id, caller)
+        except TimeoutError:
+            return await self.record(job_id, caller)
+        finally:
+            self._waits.discard(patience)
+
     async def _result(
         self, job_id: str, caller: Caller, wait_s: float
     ) -> tuple[JobRecord, JobView, list[InferenceResponse] | None]:
         """The record, view and responses of a job. Notes the delivery of the job's error, if it raises that."""
-        record = await self.record(job_id, caller)
-        if not record.state.terminal and wait_s > 0 and not self._hurried:
-            patience = asyncio.timeout(wait_s)
-            try:
-                async with patience:
-                    self._waits.add(patience)
-                    record = await self._ended(record.model, record.id, caller)
-            except TimeoutError:
-                record = await self.record(job_id, caller)
-            finally:
-                self._waits.discard(patience)
+        record = await self._waited(job_id, caller, wait_s)
         outcome = await outcome_of(self._log, record)
         failpoints.hit("gateway.read")
         if outcome is None:

@@ -84,6 +84,8 @@ class JobStreams:
         self._reader = log.reader()
         self._reading = False
         self._followers: dict[bytes, set[asyncio.Event]] = {}
+        self._begins: dict[bytes, int] = {}
+        """By stream: the index of the response after which it is read."""
 
     async def close(self) -> None:
         if self._reading:
@@ -117,7 +119,11 @@ class JobStreams:
                 if watch is None:
                     watch = await following.enter_async_context(self._watches.watching(record.model, record.id, caller))
                     following.enter_context(self._waking(watch, woken, after_index, decoupled))
-                    continue  # what happened before did not wake this reader
+                    # what happened before did not wake this reader, and where the job has ended nothing will
+                    if watch.gone:
+                        return
+                    known = watch.record or known
+                    continue
                 await woken.wait()
                 woken.clear()
                 watch.check()
@@ -190,9 +196,12 @@ class JobStreams:
         if not self._reading:
             self._reading = True
             self._reader.start(self._on_entries)
-        followers = self._followers.get(stream)
-        if followers is None:
-            followers = self._followers[stream] = set()
+        followers = self._followers.setdefault(stream, set())
+        begin = self._begins.get(stream)
+        if begin is None or after_index < begin:  # the first one may have named a response that does not exist yet
+            if begin is not None:
+                self._reader.remove(stream)
+            self._begins[stream] = after_index
             self._reader.add(stream, b"%d-0" % (after_index + 1))
         followers.add(woken)
         try:
@@ -201,6 +210,7 @@ class JobStreams:
             followers.discard(woken)
             if not followers:
                 self._followers.pop(stream, None)
+                self._begins.pop(stream, None)
                 self._reader.remove(stream)
 
     def _on_entries(self, stream: bytes, _entries: list[Entry]) -> None:

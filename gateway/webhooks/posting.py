@@ -115,18 +115,22 @@ class Poster:
 
     async def _connect(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         failed: OSError | None = None
-        for address in (await self._addresses(endpoint))[:_MAX_ADDRESSES]:
+        addresses = (await self._addresses(endpoint))[:_MAX_ADDRESSES]
+        for address in addresses:
+            # one that drops packets leaves time for the others
+            patience_s = self._timeout_s / (len(addresses) + 1) if len(addresses) > 1 else None
             try:
-                return await asyncio.open_connection(
-                    str(address),
-                    endpoint.port,
-                    limit=_READ_BYTES,
-                    ssl=self._context() if endpoint.scheme == "https" else None,
-                    server_hostname=endpoint.host if endpoint.scheme == "https" else None,
-                )
+                async with asyncio.timeout(patience_s):
+                    return await asyncio.open_connection(
+                        str(address),
+                        endpoint.port,
+                        limit=_READ_BYTES,
+                        ssl=self._context() if endpoint.scheme == "https" else None,
+                        server_hostname=endpoint.host if endpoint.scheme == "https" else None,
+                    )
             except ssl.SSLError:
                 raise
-            except OSError as error:
+            except OSError as error:  # TimeoutError is one
                 failed = error
         raise failed or ConnectionError("no address")
 

@@ -53,6 +53,25 @@ class Client:
             return data
 
 
+async def test_http_1_0_gets_the_stream_without_chunks_and_its_end_by_the_connection(
+    front: HttpFront, handler: Any
+) -> None:
+    handler.scripts["a"] = [1, 2, None]
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    text = json.dumps({"INPUT0": 1, "id": "a"}).encode()
+    head = b"POST /v2/models/stream/generate_stream HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n%b" % (len(text), text))
+    async with asyncio.timeout(LIMIT_S):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    events = [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n") if event]
+    assert [event["id"] for event in events] == ["a"] * len(events)
+    assert body.startswith(b"data: {")
+    assert len(events) >= 2
+    writer.close()
+
+
 async def test_chunks_come_one_by_one_and_the_connection_goes_on(front: HttpFront, handler: Any) -> None:
     more = asyncio.Event()
     handler.scripts["a"] = [1, more, 2, None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -65,6 +67,19 @@ async def test_a_name_with_inner_addresses_only_is_refused(receiver: parts.Recei
     with pytest.raises(AddressRefused):
         await post(Poster(Allowed()), receiver.url("/"))
     assert not receiver.received
+
+
+async def test_an_address_that_takes_no_connection_leaves_time_for_the_next(receiver: parts.Receiver) -> None:
+    with socket.socket() as deaf, contextlib.ExitStack() as waiting:
+        deaf.bind(("127.0.0.2", receiver.port))
+        deaf.listen(0)  # the kernel drops what asks for a connection once its queue is full
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        allowed = Allowed.parse(["127.0.0.1/32", "127.0.0.2/32"])
+        poster = Poster(allowed, resolve=Names(["127.0.0.2", "127.0.0.1"]), timeout_s=6.0)
+        assert await post(poster, receiver.url("/", "hooks.example.org")) == Answer(204)
 
 
 async def test_the_allowed_one_of_several_addresses_is_used(receiver: parts.Receiver) -> None:

@@ -115,11 +115,16 @@ class EchoJobs:
     async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return self._job(job_id, caller).view()
 
+    async def wait(self, job_id: str, caller: Caller, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        await asyncio.wait({self._job(job_id, caller).task}, timeout=wait_s)
+
     async def result(
         self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
         job = self._job(job_id, caller)
-        self.waits_s.append(wait_s)
+        if wait_s:
+            self.waits_s.append(wait_s)
         done, _ = await asyncio.wait({job.task}, timeout=wait_s)
         if not done:
             return job.view(), None

@@ -63,7 +63,11 @@ def resolve(path: str) -> Route | None:
 
 
 def group_of(path: str) -> str:
-    """The restricted-API group of a path that FastAPI answers; "" for none (H53)."""
+    """The restricted-API group of a path that FastAPI answers; "" for none (H53).
+
+    A newline at its end counts for nothing: the end of FastAPI's patterns (`$`) lies before one.
+    """
+    path = path.removesuffix("\n")
     fixed = _FIXED_GROUPS.get(path)
     if fixed is not None:
         return fixed

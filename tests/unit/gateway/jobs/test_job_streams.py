@@ -106,6 +106,39 @@ async def test_events_and_responses_come_to_every_reader_at_any_gateway(bench: A
     assert places == [(1, index) for index in range(41)]
 
 
+async def test_a_reader_that_joins_late_learns_of_the_end_that_another_one_was_told_of(bench: Any) -> None:
+    gateway = await gateway_of(bench)
+    job_id, record = await running(bench, gateway)
+    assert await bench.answer(record, 0, 7)
+    slow = await gateway.jobs.queries.events(job_id)
+    late = await gateway.jobs.queries.events(job_id)
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(slow), contextlib.aclosing(late):
+        assert [told(await anext(slow)) for _ in range(3)] == ["accepted", "batched", 7]
+        joins = asyncio.create_task(anext(slow))  # and is told of the end, but reads no further
+        assert told(await anext(late)) == "accepted"
+        await until(lambda: any(w.record for j in gateway.jobs._watches._watches.values() for w in j.values()))
+        await bench.end(record, 1, 100)
+        assert told(await joins) == 100
+        assert [told(item) async for item in late] == ["batched", 7, 100, "succeeded"]
+
+
+async def test_a_reader_that_names_a_response_that_there_is_not_delays_no_other(bench: Any) -> None:
+    gateway = await gateway_of(bench)
+    job_id, record = await running(bench, gateway)
+    ahead = Following(gateway.jobs.queries.events(job_id, after_index=999_999_999))
+    await until(lambda: bool(gateway.jobs.queries._streams._followers))
+    reader = Following(gateway.jobs.queries.events(job_id))
+    await reader.has(2)
+    await until(lambda: sum(map(len, gateway.jobs.queries._streams._followers.values())) == 2)
+    assert await bench.answer(record, 0, 7)
+    await reader.has(3)
+    assert await bench.answer(record, 1, 8)
+    await reader.has(4)
+    ahead.task.cancel()
+    await bench.end(record, 2, 100)
+    assert await reader.ended() == ["accepted", "batched", 7, 8, 100, "succeeded"]
+
+
 @pytest.mark.parametrize("where", range(6))
 async def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(bench: Any, where: int) -> None:
     gateway, other = await gateway_of(bench), await gateway_of(bench, "other")

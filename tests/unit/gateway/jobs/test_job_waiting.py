@@ -19,6 +19,7 @@ from charonia.errors import DeadlineExceeded, InvalidArgument, LogUnavailable, R
 from charonia.facts.events import RequestsEnded
 from charonia.facts.jobs import JobState, public_id
 from charonia.facts.journal import read_facts
+from gateway.deferral import Accepted, Deferral
 from gateway.requests.delivery import Caller
 
 ACME = Caller("acme", scoped=True)
@@ -102,6 +103,20 @@ async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.Mo
     async with asyncio.timeout(30):
         assert [event.kind for event in await asyncio.gather(first, *others)] == ["succeeded"] * 3
     assert (await gateway.jobs.queries.result(ours, ACME, 60))[1]
+
+
+async def test_who_may_not_wait_learns_of_the_job_that_was_accepted(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches = sys.modules["gateway.jobs.job_watches"]
+    monkeypatch.setattr(watches, "MAX_WAITING", 0)
+    gateway = await bench.gateway()
+    accepted = await Deferral(gateway).answer(request_of(9), {"charonia_prefer": "respond-async, wait=30"}, ACME, {})
+    assert isinstance(accepted, Accepted)
+    (record,) = await bench.queued()
+    assert accepted.receipt.id == public_id(MODEL, record.id)
+    await bench.finish(record)
+    assert (await gateway.jobs.queries.single(accepted.receipt.id, ACME))[1]
 
 
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:

@@ -47,4 +47,4 @@ def test_everything_else_is_left_to_fastapi(path: str) -> None:
     ],
 )  # fmt: skip
 def test_groups(path: str, group: str) -> None:
-    assert group_of(path) == group
+    assert group_of(path) == group_of(f"{path}\n") == group
