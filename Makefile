@@ -29,7 +29,7 @@ NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the r
 export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup compare-triton client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -209,6 +209,10 @@ bench-backends: $(VENV)/.plugins ## each backend's library alone against the ser
 peers-setup: $(VENV)/.tested ## set other model servers up in PEERS=directory; PEER="triton mlserver ..." for some
 	@$(NO_PEERS)
 	$(BIN)/python -m loadtest.peers setup $(PEER_FLAGS)
+
+compare-triton: $(VENV)/.tested ## ask a real Triton and this checkout the same requests: PEERS=directory, where peers-setup made `triton`
+	@$(NO_PEERS)
+	$(BIN)/python -m loadtest.peers compare $(PEER_FLAGS)
 
 bench-peers: $(VENV)/.tested models ## measure them beside this checkout and write docs/performance.md
 	@$(NO_PEERS)

@@ -28,6 +28,9 @@ RECEIPT = "charonia_receipt"
 MAX_CLIENT_ID_BYTES = 65_535
 """A request record has two bytes for the length of an id."""
 
+LOWEST_PRIORITY = 2**31 - 1
+"""The priority that means a model's last level, however many it has: of requests that must not delay others (S8)."""
+
 MAX_DIMENSIONS = 64
 """No array library takes more; the bound keeps the product of a hostile shape cheap."""
 

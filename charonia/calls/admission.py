@@ -120,11 +120,7 @@ class Admission:
         without dynamic batching, as those of sequences are.
         """
         batching = self._interface.dynamic_batching
-        if batching is None or batching.priority_levels == 0:
-            return 0
-        if priority == 0:
-            return batching.default_priority_level
-        return min(priority, batching.priority_levels)
+        return 0 if batching is None else batching.level(priority)
 
     def _check(self, request: InferenceRequest) -> Admitted:
         interface = self._interface

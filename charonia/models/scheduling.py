@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from charonia.inference import LOWEST_PRIORITY
 from protos import model_config_pb2 as pb
 
 
@@ -56,12 +57,14 @@ class DynamicBatching:
     priority_queue_policies: dict[int, QueuePolicy] = field(default_factory=dict)
 
     def level(self, priority: int) -> int:
-        """The level of a request's `priority`: 0 is the default level, too high a number the lowest level (S8)."""
+        """The level of a request's `priority` (S8): the default level for 0 and for a number above the levels, except
+        `LOWEST_PRIORITY`, which is the last level.
+        """
         if self.priority_levels == 0:
             return 0
-        if priority <= 0:
-            return self.default_priority_level
-        return min(priority, self.priority_levels)
+        if priority == LOWEST_PRIORITY:
+            return min(priority, self.priority_levels)
+        return priority if 0 < priority <= self.priority_levels else self.default_priority_level
 
     def queue_policy(self, level: int) -> QueuePolicy:
         """The policy of a level: its own, or the default one."""

@@ -18,14 +18,14 @@ from typing import Any
 import msgpack
 
 from charonia.errors import InvalidRecord
-from charonia.inference import Parameters
+from charonia.inference import LOWEST_PRIORITY, Parameters
 from charonia.tensors import Buffer, Tensor
 
 from .records import WIRE_VERSION, parameters_of, places_of, total_size_bytes
 from .responses import ResponseRecord, unpack_response
 
-REPLAY_PRIORITY = 2**31 - 1
-"""The priority of replayed requests: a model has the lowest of its levels for it, and gateways do not record them."""
+REPLAY_PRIORITY = LOWEST_PRIORITY
+"""The priority of replayed requests, which gateways do not record."""
 
 IN_ITS_JOB = "its answer is with its job"
 

@@ -30,7 +30,8 @@ def detect_backend(config: ModelConfig, model_name: str, files: Iterable[str]) -
             raise _pair(platform, backend)
         return "", ENSEMBLE
     if backend and platform:
-        if not any(found.platform == platform for found in formats_of(backend)):
+        platforms = {found.platform for found in formats_of(backend)} - {""}
+        if platforms and platform not in platforms:  # a backend without platforms takes any word, as in Triton
             raise _pair(platform, backend)
         return backend, platform
     if platform:

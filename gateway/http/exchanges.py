@@ -155,15 +155,16 @@ class Exchange:
     """One request and its response.
 
     `keep_alive`: the connection stays open after it; `expects_continue`: the client waits for `100 Continue`;
-    `may_chunk`: not of HTTP/1.0, whose responses of unknown length end with the connection (RFC 9112, section 6.1).
+    `is_1_0`: the request is of HTTP/1.0, whose clients keep a connection only if the response says so, and whose
+    responses of unknown length end with the connection (RFC 9112, section 6.1).
     """
 
     __slots__ = (
         "_chunked",
         "_connection",
+        "_is_1_0",
         "_is_head",
         "_left_bytes",
-        "_may_chunk",
         "_readable",
         "body",
         "disconnected",
@@ -176,19 +177,13 @@ class Exchange:
     )
 
     def __init__(
-        self,
-        connection: Connection,
-        *,
-        is_head: bool,
-        keep_alive: bool,
-        expects_continue: bool,
-        may_chunk: bool = True,
+        self, connection: Connection, *, is_head: bool, keep_alive: bool, expects_continue: bool, is_1_0: bool
     ) -> None:
         self._connection = connection
         self._is_head = is_head
+        self._is_1_0 = is_1_0
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self._may_chunk = may_chunk
         self._readable = asyncio.Event()
         """Set when there is something to receive."""
         self.body = bytearray()
@@ -258,8 +253,10 @@ class Exchange:
         return body
 
     def whole(self) -> bytes | None:
-        """All bytes of the request, headers included, if they were kept."""
-        return self._connection.whole_request()
+        """All bytes of the request, headers included, if they were kept, and if nothing but an answer follows it: the
+        lane neither closes a connection nor says that it stays open.
+        """
+        return self._connection.whole_request() if self.keep_alive and not self._is_1_0 else None
 
     # -- the response --------------------------------------------------------------------------------------------------
 
@@ -267,11 +264,11 @@ class Exchange:
         """Write a whole response at once: as two ASGI messages, at a third of their cost.
 
         `head` is the status line and all headers. Returns False when that is not possible (the client reads slowly, or
-        the connection is to end); then the caller sends ASGI messages.
+        a header says what becomes of the connection); then the caller sends ASGI messages.
         """
         connection = self._connection
         flow = connection.flow
-        if flow.write_paused or self.response_started or not self.keep_alive:
+        if flow.write_paused or self.response_started or not self.keep_alive or self._is_1_0:
             return False
         if len(body) > _MAX_ENCRYPTED_BYTES and (flow.encrypts or len(body) > _MAX_WHOLE_BYTES):
             return False
@@ -326,13 +323,16 @@ class Exchange:
                 says_close = True
             lines.append(b"%b: %b\r\n" % (name, value))
         if self._chunked is None and not self._is_head and status not in (204, 304):
-            self._chunked = self._may_chunk
-            if self._may_chunk:
+            self._chunked = not self._is_1_0
+            if self._chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")
             else:
                 self._left_bytes, self.keep_alive = None, False
-        if not self.keep_alive and not says_close:
-            lines.append(b"connection: close\r\n")
+        if not self.keep_alive:
+            if not says_close:
+                lines.append(b"connection: close\r\n")
+        elif self._is_1_0:
+            lines.append(b"connection: keep-alive\r\n")
         lines.append(b"\r\n")
         self._connection.transport.write(b"".join(lines))
 

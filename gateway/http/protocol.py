@@ -361,9 +361,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         exchange = self._latest = Exchange(
             self,
             is_head=method == "HEAD",
-            keep_alive=version != "1.0" and not two_framings and parser.should_keep_alive(),
+            keep_alive=not two_framings and parser.should_keep_alive(),
             expects_continue=self._expects_continue,
-            may_chunk=version != "1.0",
+            is_1_0=version == "1.0",
         )
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:

@@ -17,7 +17,7 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Statistics
-from charonia.inference import InferenceRequest
+from charonia.inference import LOWEST_PRIORITY, InferenceRequest
 from charonia.releases.answer_comparison import differing
 from charonia.releases.route_rule import RouteRule
 from charonia.tasks import Tasks
@@ -29,8 +29,6 @@ MAX_IN_FLIGHT = 16
 MAX_SIZE_BYTES = 16 << 20
 """Inputs and answers that copies hold in memory."""
 _PATIENCE_NS = 30_000_000_000
-_LOWEST_LEVEL = 2**31 - 1
-"""A version has the lowest of its levels for it."""
 _FLUSH_S = 1.0
 _LARGE_BYTES = 65_536
 """Larger answers are compared in a thread."""
@@ -79,7 +77,7 @@ class ShadowRequests:
             headers=None,
             trace=None,
             id="",
-            priority=_LOWEST_LEVEL,
+            priority=LOWEST_PRIORITY,
             deadline_ns=wall_ns() + _PATIENCE_NS,
             timeout_us=0,
         )

@@ -1,1 +1,1 @@
-"""Other model servers, set up outside the repository and measured with the same load as Charonia."""
+"""Other model servers beside Charonia, set up from package indexes: measured, and Triton compared call by call."""

@@ -2,10 +2,12 @@
 
     python -m loadtest.peers setup --peers DIR [--peer NAME …]
     python -m loadtest.peers run --peers DIR [--peer NAME …] [--page docs/performance.md]
+    python -m loadtest.peers compare --peers DIR
 
 `setup` makes a directory per peer, outside the repository, from package indexes alone; `run` measures each peer that
 is set up in turns with Charonia (`loadtest.bench`), one pair after the other, because some peers are busy even when
-idle. It prints the tables, or with `--page` writes them into the page, between the markers of each peer.
+idle. It prints the tables, or with `--page` writes them into the page, between the markers of each peer. `compare` asks
+Triton and Charonia the same requests and prints what is answered otherwise (`loadtest.peers.likeness`).
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from loadtest.bench.__main__ import parser as bench_parser
 from loadtest.bench.__main__ import run as run_bench
+from loadtest.bench.servers import Charonia
 from loadtest.model import LoadTestError
+from loadtest.peers.compared_calls import calls
+from loadtest.peers.compared_models import write_compared_repository
+from loadtest.peers.likeness import differences
 from loadtest.peers.page import replace_section, section
-from loadtest.peers.recipes import RECIPES, set_up
+from loadtest.peers.recipes import RECIPES, running_triton, set_up
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=["setup", "run"])
+    parser.add_argument("action", choices=["setup", "run", "compare"])
     parser.add_argument("--peer", action="append", choices=sorted(RECIPES), help="may be repeated (default: all)")
     parser.add_argument("--peers", type=Path, required=True, metavar="DIR", help="outside the repository, about 4 GiB")
     parser.add_argument("--models", default="all", metavar="A,B,…")
@@ -62,10 +69,29 @@ def run_pair(name: str, options: argparse.Namespace) -> str:
     return section(name, RECIPES[name], results, options.rounds, options.duration)
 
 
+def compare(peers: Path) -> int:
+    """Prints what Triton and this checkout answer otherwise; 1 when nothing explains one of them."""
+    with tempfile.TemporaryDirectory(prefix="lt-") as scratch:
+        models = Path(scratch)
+        write_compared_repository(models)
+        with running_triton(peers, models) as triton, Charonia(models) as charonia:
+            asked = calls()
+            found = differences(triton, charonia.endpoints, asked)
+    for one in found:
+        print(f"{'accepted' if one.reason else 'DIFFERENT'}: {one.name}{f' ({one.reason})' if one.reason else ''}")
+        if not one.reason:
+            print(f"  Triton:   {one.triton}\n  Charonia: {one.charonia}")
+    unexplained = sum(not one.reason for one in found)
+    print(f"{len(asked)} calls, {len(asked) - len(found)} answered alike, {unexplained} differ without a reason")
+    return 1 if unexplained else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 1 when one of the peers could not be set up or measured."""
     options = parser().parse_args(arguments)
     options.peers = options.peers.resolve()
+    if options.action == "compare":
+        return compare(options.peers)
     names = options.peer or list(RECIPES)
     if options.action == "setup":
         return 0 if set_all_up(names, options.peers) else 1

@@ -91,14 +91,18 @@ def _unpack_triton(home: Path) -> None:
 def _launch_triton(
     home: Path, scratch: Path, cases: Sequence[Case], repository: Path, ports: tuple[int, int]
 ) -> Launch:
-    """The stub runs isolated and finds its packages by the first `python3` on PATH: the peer's own."""
     write_triton_repository(scratch / "models", cases, repository)
+    return _serve_triton(home, scratch / "models", ports)
+
+
+def _serve_triton(home: Path, models: Path, ports: tuple[int, int]) -> Launch:
+    """The stub runs isolated and finds its packages by the first `python3` on PATH: the peer's own."""
     server = home / "x" / "pytriton" / "tritonserver"
     python = python_of(home)
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"]
     libraries = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     command = [
-        str(server / "bin" / "tritonserver"), f"--model-repository={scratch / 'models'}",
+        str(server / "bin" / "tritonserver"), f"--model-repository={models}",
         f"--backend-directory={server / 'backends'}", f"--http-port={ports[0]}", f"--grpc-port={ports[1]}",
         "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--allow-metrics=false",
     ]  # fmt: skip
@@ -283,6 +287,24 @@ class _Started:
             for pid in self._strays():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def running_triton(peers: Path, models: Path) -> Iterator[Endpoints]:
+    """Triton over any repository, while it runs. Raises LoadTestError when it was not set up or does not start."""
+    home, recipe = peers / "triton", RECIPES["triton"]
+    if not (home / "complete").exists():
+        raise LoadTestError(f"triton is not set up: make peers-setup PEERS={peers} PEER=triton")
+    with tempfile.TemporaryDirectory(prefix="lt-") as scratch:
+        ports = _free_port(), _free_port()
+        http, grpc = (f"127.0.0.1:{port}" for port in ports)
+        launch = _serve_triton(home, models, ports)
+        started = _Started("triton", launch, recipe.ready_path, http, Path(scratch) / "server.log")
+        try:
+            started.start()
+            yield Endpoints(http, grpc)
+        finally:
+            started.stop()
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from e2e_models import gated
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
+from charonia.inference import LOWEST_PRIORITY
+
 SECOND_US = 1_000_000
 
 CONFIGS = {
@@ -193,9 +195,12 @@ def test_lower_levels_go_first(model: str, ask: Any) -> None:
             "first again": ask.queue(model, 4, priority=1),
         }
         if model == "levels":
-            futures["beyond is last"] = ask.queue(model, 5, priority=99)
+            futures["beyond is default"] = ask.queue(model, 5, priority=99)
+            futures["lowest is last"] = ask.queue(model, 6, priority=LOWEST_PRIORITY)
     expected = ["first", "first again", "default", "zero is default", "last"]
-    assert in_order(futures) == expected + (["beyond is last"] if model == "levels" else [])
+    if model == "levels":
+        expected = [*expected[:-1], "beyond is default", "last", "lowest is last"]
+    assert in_order(futures) == expected
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

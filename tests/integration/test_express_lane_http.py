@@ -105,6 +105,22 @@ def test_requests_with_answers_in_json_ride(pair: LanePair, monkeypatch: pytest.
     assert any(found)
 
 
+@pytest.mark.parametrize(
+    ("head", "version"), [("Connection: close\r\n", "1.1"), ("", "1.0"), ("Connection: close\r\n", "1.0")]
+)
+def test_a_connection_that_is_to_end_ends_each_time(pair: LanePair, head: str, version: str) -> None:
+    asked = http_request("one", 5, head=head).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+
+    async def ask() -> None:
+        for _ in range(4):  # it was recognised from the second one on, and answered on an open connection
+            for app in (pair.with_lane, pair.without):
+                answer = await http_answers(pair.http_port(app), [asked])
+                assert answer.startswith(b"HTTP/1.1 200")
+                assert b"connection: close" in answer.lower()
+
+    pair.run(ask())
+
+
 def test_many_callers_share_waves(pair: LanePair) -> None:
     async def ask() -> None:
         counts = pair.service._dataplane.counts

@@ -211,6 +211,26 @@ class TestConnections:
         assert whole.endswith(b"\x01" * 64)
         writer.close()
 
+    async def test_http_1_0_keeps_a_connection_that_it_asks_to_keep(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        for _ in range(3):
+            writer.write(request(extra="Connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            status, headers, body = await asyncio.wait_for(read_reply(reader), 30)
+            assert (status, headers["connection"], body[-64:]) == (200, "keep-alive", b"\x01" * 64)
+        writer.close()
+
+    async def test_http_1_0_reads_a_stream_to_its_end(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        body = b'{"INPUT0":[1.0]}'
+        writer.write(
+            b"POST /v2/models/stream/generate_stream HTTP/1.0\r\nConnection: keep-alive\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        whole = await asyncio.wait_for(reader.read(), 30)
+        assert whole.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in whole
+        writer.close()
+
     async def test_expect_continue(self, front: HttpFront) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         head, body = request(extra="Expect: 100-continue\r\n").split(b"\r\n\r\n", 1)

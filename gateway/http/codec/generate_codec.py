@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from charonia.calls.admission import request_prefix
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse, check_request_id
@@ -66,6 +67,8 @@ class _Reader:
             if key == PARAMETERS and not nested:
                 self._read_nested(value)
             elif key in inputs:
+                if nested and any(tensor.name == key for tensor in self.tensors):
+                    raise InvalidArgument(f"{request_prefix(self.template.id)}input '{key}' already exists in request")
                 self.tensors.append(self._tensor(key, value))
             elif key == "id" and not nested:
                 if not isinstance(value, str):
@@ -130,9 +133,9 @@ def shape_of(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-_HEADS: dict[tuple[str, int, str], bytes] = {}
-"""Begins of objects, up to the element of an output, by model, version and the output's name."""
-_MAX_HEADS = 1000
+_FRAMES: dict[tuple[str, int, str], tuple[bytes, bytes]] = {}
+"""What an object has before and behind the element of its output, by model, version and the output's name."""
+_MAX_FRAMES = 1000
 _LENGTH_BYTES = 4
 """Of the length before each element of BYTES."""
 _ONE = ((1,), (1, 1))
@@ -150,16 +153,16 @@ def _encode_element(response: InferenceResponse) -> bytes | None:
     if int.from_bytes(data[:_LENGTH_BYTES], "little") != len(data) - _LENGTH_BYTES:
         return None
     key = (response.model, response.version, tensor.name)
-    head = _HEADS.get(key)
-    if head is None:
+    frame = _FRAMES.get(key)
+    if frame is None:
         if tensor.name in _OWN_MEMBERS:
             return None
-        if len(_HEADS) >= _MAX_HEADS:
-            _HEADS.clear()
-        members = (quote(response.model), response.version, quote(tensor.name))
-        head = _HEADS[key] = b'{"model_name":%b,"model_version":"%d",%b:' % members
+        if len(_FRAMES) >= _MAX_FRAMES:
+            _FRAMES.clear()
+        before, _, behind = _object({**_own_members(response), tensor.name: b"\0"}).partition(b"\0")
+        frame = _FRAMES[key] = before, behind
     try:
-        return b"%b%b}" % (head, orjson.dumps(data[_LENGTH_BYTES:].decode()))
+        return b"%b%b%b" % (frame[0], orjson.dumps(data[_LENGTH_BYTES:].decode()), frame[1])
     except UnicodeDecodeError:
         return None  # `render_elements` has the error
 
@@ -169,14 +172,22 @@ def encode_generate(response: InferenceResponse) -> bytes:
     encoded = _encode_element(response)
     if encoded is not None:
         return encoded
-    members: dict[str, bytes] = {}
-    if response.id:
-        members["id"] = quote(response.id)
-    members["model_name"] = quote(response.model)
-    members["model_version"] = b'"%d"' % response.version
+    members = _own_members(response)
     for key, value in response.parameters.items():
         members.setdefault(key, orjson.dumps(value))
     for tensor in response.outputs:
         text = render_elements(tensor)
         members.setdefault(tensor.name, text[1:-1] if element_count(tensor.name, tensor.shape) == 1 else text)
-    return b"{%b}" % b",".join([b"%b:%b" % (quote(key), value) for key, value in members.items()])
+    return _object(members)
+
+
+def _own_members(response: InferenceResponse) -> dict[str, bytes]:
+    members = {"model_name": quote(response.model), "model_version": b'"%d"' % response.version}
+    if response.id:
+        members["id"] = quote(response.id)
+    return members
+
+
+def _object(members: dict[str, bytes]) -> bytes:
+    """The members in the order of their names' bytes, as Triton writes them."""
+    return b"{%b}" % b",".join([b"%b:%b" % (quote(name), members[name]) for name in sorted(members)])

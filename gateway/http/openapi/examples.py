@@ -79,7 +79,7 @@ INFERRED_BINARY = (
 )
 GENERATE = {"INPUT0": _NUMBERS}
 GENERATED = {"model_name": "identity", "model_version": "1", "OUTPUT0": _NUMBERS}
-GENERATE_EVENT = {"data": '{"model_name":"identity","model_version":"1","OUTPUT0":[0.0,1.0,2.0]}'}
+GENERATE_EVENT = {"data": '{"OUTPUT0":[0.0,1.0,2.0],"model_name":"identity","model_version":"1"}'}
 
 ACCEPTED = {
     "id": JOB_ID,

@@ -25,7 +25,7 @@ from charonia.errors import (
     Unavailable,
 )
 from charonia.generation.text_tensors import STREAM_INTERVAL
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import LOWEST_PRIORITY, InferenceRequest, InferenceResponse
 from gateway.handler import Handler
 from gateway.openai.embedding_routes import EmbeddingEndpoint
 from gateway.openai.shapes.api_errors import MODEL_NOT_FOUND, ApiError, Failure, error_document, status_of
@@ -39,8 +39,6 @@ from .batch_runs import BatchRun
 from .response_requests import ResponseRequest, read_response_request
 from .response_routes import PREFIX, StoredResponses
 
-LOWEST_LEVEL = 2**31 - 1
-"""A model has fewer priority levels, and a number above them means the last one (S8)."""
 _PATIENCE_S = 60.0
 """How long a batch waits for its model: a server that starts again loads its models first."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
@@ -161,7 +159,7 @@ class ModelLines:
     async def _job(
         self, run: BatchRun, line: BatchLine, index: int, request: InferenceRequest, jobs: list[str]
     ) -> Sequence[InferenceResponse]:
-        request.priority = LOWEST_LEVEL
+        request.priority = LOWEST_PRIORITY
         whole = replace(request, inputs=list(request.inputs))
         if _in_parts(request):
             try:
@@ -215,7 +213,7 @@ class ModelLines:
         prepared = await self._responses.prepare(request, run.caller)
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
-        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_LEVEL)
+        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_PRIORITY)
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
             jobs.append(job_id)  # each try of the line finds the same job

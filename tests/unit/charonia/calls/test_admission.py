@@ -231,14 +231,14 @@ def test_refusals_of_a_plain_model() -> None:
 
 def test_levels() -> None:
     gate = admission(BATCHING)
-    assert [gate.level(priority) for priority in (0, 1, 3, 2**64 - 1)] == [2, 1, 3, 3]
+    assert [gate.level(priority) for priority in (0, 1, 3, 4, 2**64 - 1)] == [2, 1, 3, 2, 2]
     assert admission(PLAIN).level(5) == 0
 
 
 def test_the_record_of_an_ensembles_request_has_its_priority_whatever_that_is() -> None:
     """S52: an ensemble has one queue, and its steps inherit the priority."""
     levels = "backend: 'python' max_batch_size: 1 dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
-    kinds = {"platform: 'ensemble' max_batch_size: 1 ensemble_scheduling { }": (0, 2**32), levels: (3, 3)}
+    kinds = {"platform: 'ensemble' max_batch_size: 1 ensemble_scheduling { }": (0, 2**32), levels: (2, 2)}
     for kind, (level, expected) in kinds.items():
         gate = admission(f'name: "m" input {{ name: "a" data_type: TYPE_FP32 dims: 16 }} {kind}')
         request = ask(a(1, 16), priority=2**32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from charonia.datatypes import DataType
+from charonia.inference import LOWEST_PRIORITY
 from charonia.models.interface import InstanceGroup, ModelInterface, TensorSpec, Warmup, WarmupInput
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from executors.configuration.config import normalise
@@ -69,7 +70,9 @@ def test_dynamic_batching() -> None:
     assert block.queue_policy(2) is delaying
     assert block.queue_policy(1).max_queue_size == 3
     assert DynamicBatching().level(5) == 0
-    assert DynamicBatching(priority_levels=3, default_priority_level=2).level(9) == 3
+    assert block.level(LOWEST_PRIORITY) == LOWEST_PRIORITY
+    few = DynamicBatching(priority_levels=3, default_priority_level=2)
+    assert [few.level(priority) for priority in (3, 4, 2**64 - 1, LOWEST_PRIORITY)] == [3, 2, 2, 3]
 
 
 def test_an_override_can_only_shorten_a_timeout() -> None:

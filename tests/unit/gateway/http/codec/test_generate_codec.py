@@ -90,6 +90,11 @@ def test_a_member_that_comes_twice_is_given_twice() -> None:
             "Converting keyword: 'parameters': parameter 'nested' has invalid type. It should be either 'int', 'bool', "
             "or 'string'.",
         ),
+        (
+            {"id": "7", "PROMPT": "a", "parameters": {"PROMPT": "b"}},
+            ErrorCode.INVALID_ARG,
+            "Converting keyword: 'parameters': [request id: 7] input 'PROMPT' already exists in request",
+        ),
         ({"PARAMS": {"a": 0}}, ErrorCode.INVALID_ARG, "parameter 'PARAMS' has invalid type."),
         ({"PARAMS": None}, ErrorCode.INVALID_ARG, "parameter 'PARAMS' has invalid type."),
         ({"priority": [1]}, ErrorCode.INVALID_ARG, "parameter 'priority' has invalid type."),
@@ -162,5 +167,19 @@ def test_a_response() -> None:
     ]
     response = InferenceResponse("m", 3, outputs, "mine", {"note": "kept", "N": 5, "model_name": "no"})
     assert encode_generate(response) == (
-        b'{"id":"mine","model_name":"m","model_version":"3","note":"kept","N":5,"TEXT":"hi","X":NaN,"none":[]}'
+        b'{"N":5,"TEXT":"hi","X":NaN,"id":"mine","model_name":"m","model_version":"3","none":[],"note":"kept"}'
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "encoded"),
+    [
+        ("OUT", b'{"OUT":"hi","model_name":"m","model_version":"3"}'),
+        ("model", b'{"model":"hi","model_name":"m","model_version":"3"}'),
+        ("text_output", b'{"model_name":"m","model_version":"3","text_output":"hi"}'),
+        ("model_name", b'{"model_name":"m","model_version":"3"}'),
+    ],
+)
+def test_one_text_stands_in_the_order_of_names(output: str, encoded: bytes) -> None:
+    text = Tensor.of(output, np.array(["hi"], dtype=np.object_))
+    assert encode_generate(InferenceResponse("m", 3, [text])) == encoded

@@ -19,7 +19,7 @@ from charonia.errors import (
     Unavailable,
 )
 from charonia.facts.jobs import JobState
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import LOWEST_PRIORITY, InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from gateway.openai.shapes.api_errors import ApiError
@@ -27,7 +27,7 @@ from gateway.openai.stored import line_calls
 from gateway.openai.stored.batch_facts import BatchState, Counts
 from gateway.openai.stored.batch_lines import BatchLine
 from gateway.openai.stored.batch_runs import BatchRun
-from gateway.openai.stored.line_calls import LOWEST_LEVEL, ModelLines
+from gateway.openai.stored.line_calls import ModelLines
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 from gateway.requests.idempotency import request_digest
 
@@ -109,7 +109,7 @@ async def test_each_choice_is_a_job_at_the_lowest_level() -> None:
     result = await lines_of(handler, texts).run(run_of(), LINE)
     assert (result.status, result.usage, result.job_id) == (200, (2, 3), "job-1")
     assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:1"]
-    assert set(handler.levels) == {LOWEST_LEVEL}
+    assert set(handler.levels) == {LOWEST_PRIORITY}
     assert texts.added == [0, 1]
 
 
