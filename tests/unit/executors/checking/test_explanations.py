@@ -28,3 +28,15 @@ TEXT = 'parameters { key: "charonia.max_execution_s" value { string_value: "soon
 def test_an_error_without_a_row_is_explained_by_its_text(problem: str, expected: str, instead: str) -> None:
     found = explain(problem, TEXT)
     assert (found.expected, found.instead) == (expected, instead)
+
+
+def test_a_strategy_that_is_missing_is_explained_at_its_parameter() -> None:
+    """Its text names the entry points' group, which looks like a parameter."""
+    problem = (
+        "there is no batch strategy 'by_length': shipped is 'volume', others are entry points of the group "
+        "'charonia.batch_strategies'"
+    )
+    text = 'max_batch_size: 8\nparameters { key: "charonia.batch_strategy" value { string_value: "by_length" } }'
+    found = explain(problem, text)
+    assert (found.place.line, found.place.field) == (2, 'parameters["charonia.batch_strategy"]')
+    assert found.expected == "a strategy that ships or whose package is installed"
