@@ -24,25 +24,29 @@ PAGES = (
     *("docs/howto/bench.md", "docs/howto/journal.md", "docs/howto/release.md", "docs/howto/simulate.md"),
     *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md", "docs/streaming.md", "docs/queue-tools.md"),
     *("docs/howto/decoupled-models.md", "docs/howto/shared-memory.md", "docs/howto/check.md", "docs/howto/migrate.md"),
+    *("docs/howto/business-logic.md", "docs/howto/sequences.md"),
 )
 """What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
 `make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
 FIRST = ("README.md", "docs/jobs.md")
 """The pages that `make test` follows; `make test-long` follows the others."""
-OF_MODELS = ("docs/howto/decoupled-models.md", "docs/streaming.md")
+OF_MODELS = ("docs/howto/decoupled-models.md", "docs/streaming.md", "docs/howto/business-logic.md")
 """Pages that show the files of a model, which the server has."""
 ASKED = 8
 
 
 @pytest.fixture(scope="module")
-def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The models that the pages speak of: three examples, one of them cached, those of `OF_MODELS`, and
+def tutorial_server(
+    few_models: Path, example_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The models that the pages speak of: four examples, one of them cached, those of `OF_MODELS`, and
     `resnet` in three equal versions, whose tensors no page looks at. The journal has requests of `identity`, some of
     them sealed, and their usage is written. Requests that version 2 of `resnet` has answered are recorded.
     """
     repository = tmp_path_factory.mktemp("tutorials")
     for name in ("identity", "magika"):
         (repository / name).symlink_to((few_models / name).resolve())
+    (repository / "silero_vad").symlink_to(example_models / "silero_vad")
     shutil.copytree(few_models / "magika_features", repository / "magika_features")
     with (repository / "magika_features" / "config.pbtxt").open("a") as config:
         config.write("response_cache { enable: true }\n")
