@@ -126,6 +126,8 @@ _ROWS = (
          "a strategy that ships or whose package is installed", 'string_value: "volume", or install the package'),
     _Row(r"the batch strategy '", "parameters[key=charonia.batch_strategy]", "", ""),
     _Row(r"(?P<key>charonia\.\w+)", "parameters[key={key}]", "", ""),
+    _Row(r"Mismatched \w+ hash for file (?P<file>\S+), expect: \S+, got: (?P<hash>\w+)", "model_repository_agents",
+         "{file} with the hash that is written", 'value: "{hash}", if this is the right file'),
     _Row(r"metric|histogram", "model_metrics", "", ""),
 )  # fmt: skip
 

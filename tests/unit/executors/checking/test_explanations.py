@@ -40,3 +40,14 @@ def test_a_strategy_that_is_missing_is_explained_at_its_parameter() -> None:
     found = explain(problem, text)
     assert (found.place.line, found.place.field) == (2, 'parameters["charonia.batch_strategy"]')
     assert found.expected == "a strategy that ships or whose package is installed"
+
+
+def test_a_file_with_another_hash_is_explained_at_the_agent() -> None:
+    problem = "Mismatched MD5 hash for file 1/model.onnx, expect: 2d27, got: 3aff"
+    text = 'max_batch_size: 8\nmodel_repository_agents { agents { name: "checksum" } }'
+    found = explain(problem, text)
+    assert (found.place.line, found.place.field) == (2, "model_repository_agents")
+    assert (found.expected, found.instead) == (
+        "1/model.onnx with the hash that is written",
+        'value: "3aff", if this is the right file',
+    )
