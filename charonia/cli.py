@@ -247,7 +247,8 @@ def _file(path: str) -> dict[str, Any]:
         raise StartupError(f"configuration file '{path}' is not TOML: {error}") from None
 
 
-def _completion() -> str:
+def command_flags() -> dict[str, dict[str, list[str]]]:
+    """The options of each command, as `--name`, by its actions; the action of a command without any is ""."""
     from . import client_commands
     from .analyzer import bench_options
     from .operations import arguments
@@ -255,16 +256,18 @@ def _completion() -> str:
     from .simulation import simulate_options
     from .tuner import tune_options
 
+    flags = {role: {"": [f"--{option.name}" for option in options.options_of(role)]} for role in _ROLES}
+    flags |= arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
+    flags |= arguments.words(bench_options.parser()) | arguments.words(simulate_options.parser())
+    return flags | arguments.words(tune_options.parser()) | arguments.words(replay_options.parser())
+
+
+def _completion() -> str:
     def offer(choices: Sequence[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
 
     cases = []
-    for role in _ROLES:
-        cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
-    words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
-    words |= arguments.words(bench_options.parser()) | arguments.words(simulate_options.parser())
-    words |= arguments.words(tune_options.parser()) | arguments.words(replay_options.parser())
-    for command, actions in words.items():
+    for command, actions in command_flags().items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
             continue

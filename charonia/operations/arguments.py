@@ -90,7 +90,12 @@ def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
     """A command with the options that all have."""
     command = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
     command.add_argument("--json", action="store_true", help="print one JSON document")
-    command.add_argument("--log-url", default="", metavar="URL", help="the log: redis://, rediss:// or unix://")
+    command.add_argument(
+        "--log-url",
+        default="",
+        metavar="URL",
+        help="the log: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://",
+    )
     command.add_argument("--log-password-file", default="", metavar="FILE", help="file that holds the log's password")
     command.add_argument(
         "--state-dir", default="", metavar="DIR", help="state directory of a running 'charonia serve', to find its log"

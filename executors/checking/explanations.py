@@ -122,7 +122,12 @@ _ROWS = (
          "its path below the model's directory"),
     _Row(r"model warmup '(?P<name>[^']*)'", "model_warmup[name={name}]", "", ""),
     _Row(r"warmup setting '(?P<name>[^']*)'", "model_warmup[name={name}]", "", ""),
+    _Row(r"there is no batch strategy", "parameters[key=charonia.batch_strategy]",
+         "a strategy that ships or whose package is installed", 'string_value: "volume", or install the package'),
+    _Row(r"the batch strategy '", "parameters[key=charonia.batch_strategy]", "", ""),
     _Row(r"(?P<key>charonia\.\w+)", "parameters[key={key}]", "", ""),
+    _Row(r"Mismatched \w+ hash for file (?P<file>\S+), expect: \S+, got: (?P<hash>\w+)", "model_repository_agents",
+         "{file} with the hash that is written", 'value: "{hash}", if this is the right file'),
     _Row(r"metric|histogram", "model_metrics", "", ""),
 )  # fmt: skip
 
@@ -156,7 +161,7 @@ def _filled(text: str, groups: dict[str, str]) -> str:
 def path_of(path: str, groups: dict[str, str], root: FieldNode) -> list[Step]:
     """The steps of a row's path. The list "*" is the one of `input` and `output` that has the tensor."""
     steps: list[Step] = []
-    for word in path.split("."):
+    for word in re.split(r"\.(?![^\[]*\])", path):  # at the dots outside of brackets
         name, bracket, inner = word.partition("[")
         name = _filled(name, groups)
         key, equals, value = inner.removesuffix("]").partition("=")

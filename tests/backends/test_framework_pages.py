@@ -38,11 +38,7 @@ def test_a_reader_sees_what_the_page_shows(
     for place in (folder, tmp_path):
         (place / "models").symlink_to(server.repository)  # type: ignore[attr-defined]
     text = (ROOT / page).read_text()
-    written = files_of(text)
-    assert written
-    for name, content in written.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
+    assert files_of(text)
     wrong = reader.follow(text)
     assert not wrong, "\n\n".join(wrong) + server.log()
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e_asking import infer, until
-from e2e_models import python
 from e2e_server import Server, serving
-from page_commands import MARK, OF_FRAMEWORKS, Ids, Reader, executed_blocks, matches
+from page_commands import MARK, OF_FRAMEWORKS, Ids, Reader, executed_blocks, matches, write_files
 
 from charonia import keys
 
@@ -23,33 +22,39 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     *("README.md", "docs/jobs.md", "docs/howto/cache-responses.md", "docs/howto/python-client.md"),
     *("docs/howto/bench.md", "docs/howto/journal.md", "docs/howto/release.md", "docs/howto/simulate.md"),
-    *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md"),
+    *("docs/howto/usage.md", "docs/howto/tune.md", "docs/howto/console.md", "docs/streaming.md", "docs/queue-tools.md"),
+    *("docs/howto/decoupled-models.md", "docs/howto/shared-memory.md", "docs/howto/check.md", "docs/howto/migrate.md"),
+    *("docs/howto/business-logic.md", "docs/howto/sequences.md"),
 )
 """What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
 `make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
 FIRST = ("README.md", "docs/jobs.md")
 """The pages that `make test` follows; `make test-long` follows the others."""
+OF_MODELS = ("docs/howto/decoupled-models.md", "docs/streaming.md", "docs/howto/business-logic.md")
+"""Pages that show the files of a model, which the server has."""
 ASKED = 8
 
 
 @pytest.fixture(scope="module")
-def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The models that the pages speak of: three examples, one of them cached, `count` from the page about it, and
+def tutorial_server(
+    few_models: Path, example_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The models that the pages speak of: four examples, one of them cached, those of `OF_MODELS`, and
     `resnet` in three equal versions, whose tensors no page looks at. The journal has requests of `identity`, some of
     them sealed, and their usage is written. Requests that version 2 of `resnet` has answered are recorded.
     """
     repository = tmp_path_factory.mktemp("tutorials")
     for name in ("identity", "magika"):
         (repository / name).symlink_to((few_models / name).resolve())
+    (repository / "silero_vad").symlink_to(example_models / "silero_vad")
     shutil.copytree(few_models / "magika_features", repository / "magika_features")
     with (repository / "magika_features" / "config.pbtxt").open("a") as config:
         config.write("response_cache { enable: true }\n")
-    page = (ROOT / "docs" / "howto" / "decoupled-models.md").read_text()
-    texts = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)))
-    python(repository, "count", texts["python"], texts["protobuf"].replace('backend: "python"\n', ""))
+    for page in OF_MODELS:
+        write_files((ROOT / page).read_text(), repository)
     _write_versions(few_models / "identity", repository / "resnet")
     state = tmp_path_factory.mktemp("tutorials-state")
-    flags = ("--cache-config=local,size=268435456", "--journal=all", "--journal-seal-secs=1")
+    flags = ("--cache-config=local,size=268435456", "--journal=all", "--journal-seal-secs=1", "--allow-client-shm=true")
     with serving(repository, state, *flags) as running:
         for _ in range(ASKED):
             infer(running, "identity", INPUT0=np.ones((1, 16), np.float32))

@@ -2,10 +2,10 @@
 
 A block of a page is executed when the line before its fence is `<!-- executed -->`, or `<!-- executed, other numbers
 -->` where what it prints is measured. In a `console` block each `$ ` begins a command, which goes on in lines behind
-six spaces, and the lines below are its output; commands of a page share a folder and exported variables. A `python`
-block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual
-ports, which are replaced by those of the server at hand. A command may leave a process behind (`&`) that writes
-elsewhere; it has ended when the page has.
+six spaces, and the lines below are its output; commands of a page share a folder, which has the files that the page
+shows, and exported variables. A `python` block runs with the names of those before it, and a plain block right behind
+it is its output. Pages speak of the usual ports, which are replaced by those of the server at hand. A command may leave
+a process behind (`&`) that writes elsewhere; it has ended when the page has.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
@@ -87,6 +87,13 @@ def files_of(text: str) -> dict[str, str]:
     return dict(_FILE.findall(text))
 
 
+def write_files(text: str, folder: Path) -> None:
+    """Writes the files that a page shows into a folder."""
+    for name, content in files_of(text).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
 class Ids:
     """Which printed id each shown one stands for."""
 
@@ -149,7 +156,8 @@ class Reader:
         }
 
     def follow(self, text: str) -> list[str]:
-        """Executes the marked blocks of a page; what it is wrong about, empty when it is right."""
+        """Writes the files that a page shows, and executes its marked blocks; returns what the page is wrong about."""
+        write_files(text, self._folder)
         try:
             return self._follow(text)
         finally:

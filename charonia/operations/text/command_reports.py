@@ -350,7 +350,8 @@ def _check(document: dict[str, Any]) -> list[str]:
     lines += [f"note: {note['model'] and note['model'] + ': '}{note['text']}" for note in document["notes"]]
     found, models = len(document["faults"]), document["models"]
     bad = len({fault["model"] for fault in document["faults"]})
-    lines.append(f"{models} models, no fault" if not found else f"{models} models, {found} faults in {bad} of them")
+    counted = f"{models} model{'s' * (models != 1)}"
+    lines.append(f"{counted}, {found} fault{'s' * (found != 1)} in {bad} of them" if found else f"{counted}, no fault")
     if found and document["fixed"]:
         lines.append("the faults above were not fixed: more than one thing could be meant")
     return lines

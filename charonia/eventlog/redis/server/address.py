@@ -66,19 +66,22 @@ def parse_address(url: str) -> Address:
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         path = unquote(parts.path)
         database = query.get("db", "0" if parts.scheme == "unix" else path.strip("/") or "0")
-        number = int(database)
     except ValueError as error:
         raise StartupError(f"the event log URL cannot be read: {error}") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        begins = f"not '{parts.scheme}://'" if "://" in url else "as in redis://localhost:6379"
+        raise StartupError(
+            "the event log URL must begin with redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or "
+            f"rediss+cluster://, {begins}"
+        )
+    if not database.isdecimal():
+        raise StartupError(f"the event log URL names the database '{database}', which is no number")
+    number = int(database)
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     if parts.scheme == "unix":
         if not path:
             raise StartupError("the event log URL unix:// names no socket path")
         return Address(f"unix://{path}", path=path, database=number, username=username, password=password)
-    if parts.scheme not in ("redis", "rediss"):
-        raise StartupError(
-            "the event log URL must begin with redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or "
-            f"rediss+cluster://, not '{parts.scheme}://'"
-        )
     host = parts.hostname or "localhost"
     text = f"{parts.scheme}://{host}:{port}/{number}"
     tls = _tls(query) if parts.scheme == "rediss" else None

@@ -32,7 +32,7 @@ def test_faults_are_lines_and_exit_code_1(repository: Path, capsys: pytest.Captu
     assert lines[0].startswith("m/config.pbtxt:3:1: max_batchsize: ")
     assert lines[1:3] == ["    expected: a field of ModelConfig", "    write: max_batch_size (--fix does)"]
     assert lines[3].startswith("m/config.pbtxt:1:1: name: unexpected directory name 'm'")
-    assert lines[-1] == "1 models, 2 faults in 1 of them"
+    assert lines[-1] == "1 model, 2 faults in 1 of them"
 
 
 def test_json_is_one_document(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_fix_shows_the_difference_and_ends_well(repository: Path, capsys: pytest
     lines = capsys.readouterr().out.splitlines()
     assert {"-max_batchsize: 4", "+max_batch_size: 4"} <= set(lines)
     assert "fixed: corrected m/config.pbtxt; as it was: m/config.pbtxt~" in lines
-    assert lines[-1] == "1 models, no fault"
+    assert lines[-1] == "1 model, no fault"
     assert main(["check", str(repository)]) == 0
 
 

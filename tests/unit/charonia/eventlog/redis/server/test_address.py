@@ -23,6 +23,22 @@ def test_a_redis_url_has_the_usual_defaults() -> None:
     assert (address.host, address.port, address.database) == ("::1", 7000, 2)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://log:6379", "not 'http://'"),
+        ("log", "as in redis://localhost:6379"),
+        ("log:6379", "as in redis://localhost:6379"),
+        ("redis://log:6379/jobs", "names the database 'jobs', which is no number"),
+        ("redis://log:6379/-1", "names the database '-1', which is no number"),
+        ("redis://log:port", "cannot be read: Port"),
+    ],
+)
+def test_a_url_that_is_wrong_is_refused_with_what_it_lacks(url: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        parse_address(url)
+
+
 def test_credentials_are_decoded_and_never_shown() -> None:
     address = parse_address("redis://me:p%40ss%2F@host/1")
     assert (address.username, address.password, address.host) == ("me", "p@ss/", "host")
