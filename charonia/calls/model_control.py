@@ -50,7 +50,10 @@ class ModelControl:
         without a configuration (R25), and the executors' own error (R20, R21) when none could load it.
         """
         self.check_mode()
+        _check_text("the name of a model", name)
         check_model_name(name)
+        if config_json is not None:
+            _check_text("the configuration of a model", config_json)
         if config_json == "":
             raise InternalError(f"failed to load '{name}', failed to poll from model repository")
         if files and not config_json:
@@ -81,6 +84,7 @@ class ModelControl:
         to wait is over.
         """
         self.check_mode()
+        _check_text("the name of a model", name)
         request_id = os.urandom(16).hex()
         try:
             async with asyncio.timeout(self._max_wait_s):
@@ -163,3 +167,9 @@ class ModelControl:
         if errors:
             raise errors[0]
         raise Unavailable(f"every executor that was asked left before model '{name}' was loaded; ask again")
+
+
+def _check_text(what: str, value: object) -> None:
+    """Raises `InvalidArgument` for a value of another type, whose fact no executor could read and thus answer."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a string, not {type(value).__name__}")

@@ -57,7 +57,7 @@ class PrivateLog:
         return self._server.process.pid if self._server.process.returncode is None else 0
 
     async def start(self) -> None:
-        """Start it for a run of the server. Raises `StartupError`."""
+        """Start it for a run of the server. Raises `StartupError`, `OSError` where the system refuses what it needs."""
         await asyncio.to_thread(self._server.prepare)
         self._start()
         # no process of a former run lives: what they said of themselves would only mislead, and grow from run to run
@@ -79,7 +79,11 @@ class PrivateLog:
             _log.warning("%s", self._server.repaired.text)
         loop = asyncio.get_running_loop()
         self._started_at_s = loop.time()
-        watch(loop, self._server.process, self._ended)
+        try:
+            watch(loop, self._server.process, self._ended)
+        except OSError:  # its end would not be noticed
+            self._server.kill()
+            raise
 
     def _ended(self, status: int) -> None:
         if self._stopping:
@@ -102,7 +106,7 @@ class PrivateLog:
             try:
                 await asyncio.to_thread(self._server.prepare, lock_patience_s=0)
                 self._start()
-            except StartupError as error:
+            except (StartupError, OSError) as error:  # no descriptor, no memory, a full disk: it may pass
                 _log.error("the private log server is not back yet: %s", error)
                 continue
             self._changed()

@@ -108,6 +108,9 @@ class InstanceLink(FrameCalls):
     def _print_tracebacks(self, reason: str) -> None:
         self._process.blame(self, reason)
 
+    def _withdraw_reason(self) -> None:
+        self._process.excuse(self)
+
     def _process_ended(self) -> None:
         self._end(self._process.death_of(self))
         self._transport.abort()

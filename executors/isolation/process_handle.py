@@ -156,6 +156,12 @@ class ModelProcess(ChildProcess):
             self._culprit = instance
             self._print_tracebacks(reason)
 
+    def excuse(self, instance: object) -> None:
+        """Withdraw what `blame` said, unless the process is killed already."""
+        if self._culprit is instance and not self._killed:
+            self._culprit = None
+            self._withdraw_reason()
+
     def kill(self, reason: str) -> None:
         super().kill(reason)
         self._kill_group()

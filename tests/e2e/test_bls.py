@@ -179,6 +179,12 @@ def test_models_load_models(server: Any) -> None:
     assert (y.tolist(), said) == ((2 * X).tolist(), ["True"])
     with client("http", server) as asking:
         until("it is unloaded", lambda: not asking.is_model_ready("spare"))
+    assert ask(server, "caller", do="load_wrongly")[1] == [
+        "config must be of type str, found type '<class 'dict'>'.",
+        "model_name must be of type str, found type '<class 'NoneType'>'.",
+        "model_name must be of type str, found type '<class 'int'>'.",
+        "model_version must be of type str, found type '<class 'int'>'.",
+    ]
     assert ask(server, "caller", do="load_unknown")[1] == [
         "raised",
         "Failed to load model: Failed to process the request for model 'caller_0', message: failed to load 'nobody', "

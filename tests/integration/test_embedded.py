@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -14,12 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import redis
 
+from charonia.composition import children
+from charonia.composition.private_log import PrivateLog
 from charonia.errors import StartupError
-from charonia.eventlog.embedded import PrivateServer, ServerBinary, find_server, wheel_binary
+from charonia.eventlog.embedded import PrivateServer, ServerBinary, find_server, holder, private_server, wheel_binary
 
 pytestmark = pytest.mark.integration
 
@@ -277,3 +283,48 @@ def test_where_path_has_none_it_is_the_one_of_the_wheel(state_dir: Path, monkeyp
 def test_a_configured_server_that_is_none_is_refused() -> None:
     with pytest.raises(StartupError, match="is not an executable file"):
         find_server("/none/redis-server")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (holder.os, "open"),
+        (holder, "write_down"),
+        (private_server, "repair"),
+        (private_server, "write_down"),
+        (children.os, "pidfd_open"),
+    ],
+)
+async def test_a_log_that_died_comes_back_after_the_system_refused_it_something(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    """No descriptor, memory or space at that moment. No server is left behind that is not watched."""
+    changes: asyncio.Queue[int] = asyncio.Queue()
+    log = PrivateLog(
+        *(state_dir, "", "memory"),
+        has_served=lambda: True,
+        failed=pytest.fail,
+        changed=lambda: changes.put_nowait(log.pid),
+    )
+    await log.start()
+    try:
+        first, real, refused = log.pid, getattr(module, name), list[tuple[Any, ...]]()
+
+        def refuse_once(*arguments: Any, **more: Any) -> Any:
+            if not refused and (name != "open" or str(arguments[0]).endswith("server.lock")):
+                refused.append(arguments)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(module, name, refuse_once)
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await changes.get() == 0
+            back = await changes.get()
+        assert (back > 0, back != first, len(refused)) == (True, True, True)
+        await asyncio.to_thread(log._server.wait_ready)
+        assert holder.holder_of(state_dir / "server.lock")["pid"] == back
+        begun = {"write_down": refused[0][2:], "pidfd_open": refused[0]}.get(name, ())
+        assert all(ended(pid) for pid in begun if pid != os.getpid())
+    finally:
+        await log.stop()

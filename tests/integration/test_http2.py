@@ -449,6 +449,22 @@ class TestFaults:
         answer = await wire.answer(1)
         assert (status(answer), error(answer)) == ("400", "request body has more than 100 chunks")
 
+    async def test_many_pieces_of_a_large_body(self, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(request_streams, "MAX_CHUNKS", 2)
+        wire = await dial()
+        body, headers, tensor = binary(7_500)
+        parts = [body[at : at + 1024] for at in range(0, len(body), 1024)]
+        assert len(parts) > 50
+        wire.write(opened(1, "POST", INFER, *headers.items(), ends=False))
+        wire.write(*(raw(DATA, 0, 1, part) for part in parts[:-1]), raw(DATA, END_STREAM, 1, parts[-1]))
+        answer = await wire.answer(1)
+        assert status(answer) == "200"
+        assert answer.data.endswith(tensor)
+        # tiny ones are few, whatever came before them
+        wire.write(opened(3, "POST", INFER, ends=False), raw(DATA, 0, 3, bytes(10_000)), raw(DATA, 0, 3, b"x") * 11)
+        answer = await wire.answer(3)
+        assert (status(answer), error(answer)) == ("400", "request body has more than 2 chunks")
+
     async def test_bodies_that_take_too_much_memory_together(self, handler: Any) -> None:
         front = HttpFront(
             GatewaySettings(

@@ -188,6 +188,7 @@ async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str
     [
         ("sys.exit(3)", "SystemExit: 3\n\nAt:"),
         ("raise ValueError", "message: ValueError: <EMPTY MESSAGE>\n\nAt:"),
+        ("raise OSError(b'no \\xff'.decode(errors='surrogateescape'))", "OSError: no \\udcff\n\nAt:"),
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
         ("pb_utils.Tensor('', np.ones(1))", "Tensor name cannot be an empty string."),
         (

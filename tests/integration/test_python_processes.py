@@ -14,6 +14,7 @@ from python_instances import ECHO, IDENTITY, Load, numbers, request, source
 
 from charonia.backend import InstanceDied
 from charonia.errors import InternalError
+from executors.backends.python import frame_calls
 
 
 def gone(pid: int) -> bool:
@@ -88,6 +89,36 @@ async def test_a_crash_or_a_hang_ends_one_instance_only(load: Load, what: str, r
     assert healthy.error is None
     with pytest.raises(InstanceDied, match="is not healthy"):
         await victim.execute_requests([request(numbers(1))])
+
+
+async def test_a_call_that_ends_soon_after_its_time_ends_nothing(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_calls, "_TRACEBACK_S", 60.0)
+    instance = await load(
+        """
+        import os, time
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                while not os.path.exists(requests[0].request_id()):
+                    time.sleep(0.001)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))])]
+        """,
+        ONE_SECOND,
+    )
+    running = asyncio.ensure_future(instance.execute_requests([request(numbers(1), id=str(tmp_path / "go"))]))
+    async with asyncio.timeout(60):
+        while " in execute" not in instance._child.last_lines():
+            await asyncio.sleep(0.001)
+        (tmp_path / "go").touch()
+        (answer,) = await running
+        assert answer.error is None
+        later = asyncio.ensure_future(instance.execute_requests([request(numbers(1), id=str(tmp_path / "never"))]))
+        await asyncio.sleep(0)  # one turn of the loop: it has been sent
+        os.kill(instance.pid, signal.SIGKILL)
+        with pytest.raises(InstanceDied, match=r"was ended by signal 9 \(SIGKILL\)"):
+            await later
 
 
 async def test_giving_up_a_call_disturbs_nothing(load: Load) -> None:

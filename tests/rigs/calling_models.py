@@ -169,6 +169,20 @@ class TritonPythonModel:
         pb_utils.unload_model("spare")
         return y, [before]
 
+    def load_wrongly(self, x, parameters):
+        said = []
+        for call in (
+            lambda: pb_utils.load_model("spare", config={"max_batch_size": 4}),
+            lambda: pb_utils.load_model(None),
+            lambda: pb_utils.unload_model(5),
+            lambda: pb_utils.is_model_ready("spare", 1),
+        ):
+            try:
+                call()
+            except TypeError as error:
+                said.append(error)
+        return x, said
+
     def load_unknown(self, x, parameters):
         pb_utils.load_model("nobody")
 '''

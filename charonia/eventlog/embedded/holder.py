@@ -27,13 +27,13 @@ def hold(path: Path, command: str) -> int | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_down(lock, command, os.getpid())
     except BlockingIOError:
         os.close(lock)
         return None
     except BaseException:
         os.close(lock)
         raise
-    write_down(lock, command, os.getpid())
     return lock
 
 

@@ -97,7 +97,8 @@ class PrivateServer:
     def prepare(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
         """Take the state directory, choose the program and repair the files: what of a start may take long.
 
-        Raises `StartupError` when no program can read the state, the files are damaged or the directory stays in use.
+        Raises `StartupError` when no program can read the state, the files are damaged or the directory stays in use,
+        `OSError` where the system refuses what it needs.
         """
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError("the private server has been started already")
@@ -112,17 +113,18 @@ class PrivateServer:
             raise
 
     def start(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
-        """Start the child, prepared first if it is not. Raises `StartupError`."""
+        """Start the child, prepared first if it is not. Raises `StartupError`; no child is left then."""
         if self._held is None:
             self.prepare(lock_patience_s)
         lock, program = self._held, self._program
         if lock is None or program is None:
             raise RuntimeError("the private server has not been prepared")
+        process = None
         try:
             path = self.socket_path
             path.unlink(missing_ok=True)  # the lock is ours: what is left here is a dead server's
             with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     [program.path, *self._options(path)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -131,11 +133,15 @@ class PrivateServer:
                     pass_fds=(lock,),
                     preexec_fn=_tie_to_parent(),
                 )
-            write_down(lock, "the log server", self._process.pid)
-            set_time_slice(LOOP_SLICE_NS, inherited=False, thread=self._process.pid)
+            write_down(lock, "the log server", process.pid)
+            set_time_slice(LOOP_SLICE_NS, inherited=False, thread=process.pid)
+            self._process, process = process, None
         except OSError as error:
             raise StartupError(f"the private server '{program.path}' cannot be started: {error}") from None
         finally:
+            if process is not None:
+                process.kill()
+                process.wait()
             self._release()  # the child holds it from here on, past our own death
 
     def _release(self) -> None:
@@ -187,6 +193,12 @@ class PrivateServer:
     def poll(self) -> int | None:
         """The exit status of a server that has ended, or None."""
         return self._started().poll()
+
+    def kill(self) -> None:
+        """End the server at once, without what it would write out; it may be started again."""
+        process = self._started()
+        process.kill()
+        process.wait()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the server, which writes out what it has. Does nothing when it has not been started."""

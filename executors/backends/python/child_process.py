@@ -50,6 +50,7 @@ class ChildProcess(FrameCalls):
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._closing = False
         self._kill_reason = ""
+        self._killed = False
         self._process: asyncio.subprocess.Process
         self._pidfd: int | None = None
         self._pipe: _OutputPipe
@@ -106,6 +107,7 @@ class ChildProcess(FrameCalls):
         """Kill the process. Calls in flight end with `InstanceDied` and this reason."""
         if self._death is None and self._process.returncode is None:
             self._kill_reason = self._kill_reason or reason
+            self._killed = True
             self._signal(signal.SIGKILL)
 
     async def close(self, finalize_timeout_s: float) -> None:
@@ -203,6 +205,10 @@ class ChildProcess(FrameCalls):
     def _print_tracebacks(self, reason: str) -> None:
         self._kill_reason = self._kill_reason or reason
         self._signal(TRACEBACK_SIGNAL)
+
+    def _withdraw_reason(self) -> None:
+        if not self._killed:
+            self._kill_reason = ""
 
     def _signal(self, number: int) -> None:
         # not `Process.send_signal`: it polls first, and may take the exit code before asyncio's watcher asks for it,

@@ -71,6 +71,8 @@ class FrameCalls(ABC):
         self._replied: dict[int, Callable[[], None]] = {}
         """By call: what is called when it has its reply, or will have none."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._overdue: set[int] = set()
+        """The unfinished calls whose time is over: the process is killed as soon as it has printed its tracebacks."""
         self._next_call = 1
         self._asked: Callable[[Frame], None] | None = None
         self._gone: Callable[[], None] | None = None
@@ -116,6 +118,10 @@ class FrameCalls(ABC):
     @abstractmethod
     def _print_tracebacks(self, reason: str) -> None:
         """Make the process print where its threads are; it is killed for this reason soon."""
+
+    @abstractmethod
+    def _withdraw_reason(self) -> None:
+        """Called when it is not killed, because the call has gone on or ended in the meantime."""
 
     async def call(
         self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
@@ -245,6 +251,7 @@ class FrameCalls(ABC):
         if timer is not None:
             timer.cancel()
             self._last_response_s.pop(frame.call, None)
+        self._excuse(frame.call)
         self._checks.discard(frame.call)
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
@@ -292,18 +299,30 @@ class FrameCalls(ABC):
         waits = self._unread or (stream is not None and stream.blocked)
         heard_s = self._loop.time() if waits else self._last_response_s.get(call, 0.0)
         left_s = heard_s + ceiling_s - self._loop.time()
-        if left_s > 0:
-            self._timers[call] = self._loop.call_later(left_s, self._expire, call, ceiling_s, ceiling)
-            return
         reason = f"it ran longer than {ceiling_s:g} s ({ceiling})"
-        self._print_tracebacks(reason)
-        self._loop.call_later(_TRACEBACK_S, self.kill, reason)
+        if left_s > 0:
+            self._excuse(call)
+        elif call in self._overdue:
+            self.kill(reason)
+            return
+        else:
+            self._overdue.add(call)
+            self._print_tracebacks(reason)
+            left_s = _TRACEBACK_S
+        # a reply cancels it, also while the tracebacks are printed: the process may be running other calls
+        self._timers[call] = self._loop.call_later(left_s, self._expire, call, ceiling_s, ceiling)
+
+    def _excuse(self, call: int) -> None:
+        if call in self._overdue:
+            self._overdue.discard(call)
+            self._withdraw_reason()
 
     def _end(self, death: InstanceDied) -> None:
         """The process has ended: so do its calls."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._overdue.clear()
         self._death = death
         for call in self._calls.values():
             if not call.done():

@@ -210,6 +210,9 @@ class PendingModelCalls:
             value = await self._controlled(frame)
         except CharoniaError as error:
             self._answer(number, frame.kind, error)
+        except Exception as error:  # the model waits for an answer without a time limit
+            self._answer(number, frame.kind, InternalError(f"{type(error).__name__}: {error}"))
+            raise
         else:
             self._child.answer(Kind.LAST_ANSWER, number, [None, value])
 

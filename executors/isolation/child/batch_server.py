@@ -96,8 +96,10 @@ class BatchServer:
         except Exception as error:
             if frame.kind is not Kind.FINALIZE and self._ends_process(error):
                 end_process(self._spec.source.name, error)
-            known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
-            kind, content, data = Kind.FAILED, [int(known.code), known.message], ()
+            kind, content, data = Kind.FAILED, _failure(error), ()
+            # no variable of this frame keeps the error, and an error that the instance keeps has no frames: they have
+            # views of the inputs, whose slot would be in use until the garbage collector runs
+            error.__traceback__ = None
         for buffer in pack(kind, frame.call, content, data):
             self._connection.sendall(buffer)
 
@@ -108,28 +110,38 @@ class BatchServer:
     def _execute(self, frame: Frame) -> tuple[list[Any], Sequence[Buffer]]:
         outputs, tensors, taken, expected, *rows = frame.content()
         sizes = [size for *_, size in tensors]
-        if taken is not None and self._slots is not None:
-            parts = self._slots.columns(taken[0], taken[1], sizes)
-        else:
-            parts = in_frame(frame, sizes)
-        self._call = frame.call
         try:
-            found = self._part.execute(_arrays(tensors, parts, checked=not rows), outputs)
+            if taken is not None and self._slots is not None:
+                parts = self._slots.columns(taken[0], taken[1], sizes)
+            else:
+                parts = in_frame(frame, sizes)
+            self._call = frame.call
+            try:
+                found = self._part.execute(_arrays(tensors, parts, checked=not rows), outputs)
+            finally:
+                self._call = 0
+            arrays, rest = outcome_content(found)
+            if rows:
+                arrays, ends = encoded_outputs(arrays, rows[0])
+                rest.append(ends)
+            answers, data = described(arrays)
+            if expected is None or self._slots is None:
+                return [answers, False, *rest], data
+            views = self._slots.output_views(expected[0], [len(buffer) for buffer in data])
+            for view, buffer in zip(views or (), data if views is not None else (), strict=True):
+                view[:] = buffer
+            return [answers, views is not None, *rest], () if views is not None else data
         finally:
-            self._call = 0
-        arrays, rest = outcome_content(found)
-        if rows:
-            arrays, ends = encoded_outputs(arrays, rows[0])
-            rest.append(ends)
-        answers, data = described(arrays)
-        if expected is None or self._slots is None:
-            return [answers, False, *rest], data
-        index, generation = expected
-        views = self._slots.output_views(index, [len(buffer) for buffer in data])
-        for view, buffer in zip(views or (), data if views is not None else (), strict=True):
-            view[:] = buffer
-        self._slots.done(index, generation)
-        return [answers, views is not None, *rest], () if views is not None else data
+            # also of a batch that failed or was cancelled: the executor uses the slot again only after this
+            if expected is not None and self._slots is not None:
+                self._slots.done(*expected)
+
+
+def _failure(error: Exception) -> list[Any]:
+    """The content of a FAILED."""
+    if isinstance(error, CharoniaError):
+        return [int(error.code), error.message]
+    return [int(InternalError.code), f"{type(error).__name__}: {error}"]
 
 
 def _arrays(tensors: Sequence[Any], parts: Sequence[memoryview], *, checked: bool) -> dict[str, Array]:

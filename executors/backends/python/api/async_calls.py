@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from .calls import Answer, CallRequest, ResponseIterator, Sink, executing, single, starter
+from .calls import Answer, CallRequest, ResponseIterator, Sink, executing, flag, single, starter
 from .errors import TritonModelException
 from .response import InferenceResponse
 
@@ -56,6 +56,7 @@ def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:
 
     Cancelling the future cancels the call.
     """
+    decoupled = flag("decoupled", decoupled)
     exchange = executing()
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

@@ -154,6 +154,7 @@ def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseI
 
     Raises `TritonModelException` outside `execute`; other errors are in the response.
     """
+    decoupled = flag("decoupled", decoupled)
     exchange = executing()
     start = starter(exchange, request, decoupled, blocks=not decoupled)
     if decoupled:
@@ -166,25 +167,50 @@ def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseI
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load a model and wait until it is ready (P14). `files` maps `file:<version>/<path>` to content.
 
-    Raises `TritonModelException` outside explicit mode, for a failed load, and for this model while it is being loaded.
+    Raises `TritonModelException` outside explicit mode, for a failed load, and for this model while it is being loaded,
+    `TypeError` for arguments of other types.
     """
+    model_name, config = text("model_name", model_name), text("config", config)
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
             f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
         )
-    contents = {path.removeprefix("file:"): bytes(content) for path, content in (files or {}).items()}
+    contents: dict[str, bytes] = {}
+    for path, content in (files or {}).items():
+        path = text("a path of 'files'", path)
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            raise TypeError(f"the content of file '{path}' must be of type bytes, found type '{type(content)}'.")
+        contents[path.removeprefix("file:")] = bytes(content)
     described = [[path, len(content)] for path, content in contents.items()]
     _control("Failed to load model", ["load", model_name, config, described], contents.values(), changes=model_name)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Begin to unload a model (P14). Raises `TritonModelException` as `load_model` does."""
-    _control("Failed to unload model", ["unload", model_name, bool(unload_dependents)], (), changes=model_name)
+    """Begin to unload a model (P14). Raises as `load_model` does."""
+    model_name, dependents = text("model_name", model_name), flag("unload_dependents", unload_dependents)
+    _control("Failed to unload model", ["unload", model_name, dependents], (), changes=model_name)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version is ready; "" for the latest (P14)."""
-    return bool(_control("Failed to check model readiness", ["is_ready", model_name, str(model_version)], ()))
+    """Whether a version is ready; "" for the latest (P14). Raises `TypeError` for arguments of other types."""
+    asked = ["is_ready", text("model_name", model_name), text("model_version", model_version)]
+    return bool(_control("Failed to check model readiness", asked, ()))
+
+
+def text(what: str, value: Any) -> str:
+    """Check a text argument; bytes are taken as UTF-8, as Triton's bindings take them. Raises `TypeError`."""
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be of type str, found type '{type(value)}'.")
+    return value
+
+
+def flag(what: str, value: Any) -> bool:
+    """Check a boolean argument; numbers are taken as well, as Triton's bindings take them. Raises `TypeError`."""
+    if value is None or not hasattr(value, "__bool__"):
+        raise TypeError(f"{what} must be of type bool, found type '{type(value)}'.")
+    return bool(value)
 
 
 def _control(what: str, content: list[Any], data: Iterable[Buffer], *, changes: str = "") -> Any:

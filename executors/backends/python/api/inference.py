@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_CPU_PINNED = 1
 TRITONSERVER_MEMORY_GPU = 2
+
+_FLAGS, _UINT64 = range(1 << 32), range(1 << 64)
 
 _MAKING_SENDER = threading.Lock()
 """A thread of the model may ask for a sender while `execute` returns."""
@@ -83,11 +86,18 @@ class InferenceRequest:
             raise TypeError(f"'model_name' must be of type str, found type '{type(model_name)}'.")
         if not isinstance(request_id, str):
             raise TypeError(f"'request_id' must be of type str, found type '{type(request_id)}'.")
-        for what, number in (("model_version", model_version), ("flags", flags), ("timeout", timeout)):
-            if not hasattr(number, "__index__") or (number < 0 and what != "model_version"):
-                raise TypeError(f"'{what}' must be a whole number in its range, found {number!r}.")
+        model_version = _whole("model_version", model_version, range(-(1 << 63), 1 << 63))
+        flags, timeout = _whole("flags", flags, _FLAGS), _whole("timeout", timeout, _UINT64)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, int):
+            correlation_id = _whole("correlation_id", correlation_id, _UINT64)
+        for what, given, kind in (
+            ("preferred_memory", preferred_memory, PreferredMemory),
+            ("trace", trace, InferenceTrace),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"'{what}' must be of type {kind.__name__}, found type '{type(given)}'.")
         if None in inputs:
             raise TritonModelException(_empty("Input tensor", request_id, model_name))
         if "" in names:
@@ -193,7 +203,8 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        """Raises `TypeError` for anything that is no whole number in its range."""
+        self._flags = _whole("flags", flags, _FLAGS)
 
     def timeout(self) -> int:
         """The request's queue time-out in microseconds, 0 for none (I11)."""
@@ -278,6 +289,13 @@ def _sequence(what: str, values: Any, kind: type) -> Sequence[Any]:
         if not isinstance(value, kind) and (value is not None or kind is str):
             raise TypeError(f"'{what}' must be of type {kind.__name__}, found type '{type(value)}'.")
     return values
+
+
+def _whole(what: str, number: Any, allowed: range) -> int:
+    """Check a whole number, which may be of NumPy's types; numbers out of range are Triton's `TypeError`, too."""
+    if not hasattr(number, "__index__") or operator.index(number) not in allowed:
+        raise TypeError(f"'{what}' must be a whole number in its range, found {number!r}.")
+    return operator.index(number)
 
 
 def _empty(what: str, request_id: str, model_name: str) -> str:

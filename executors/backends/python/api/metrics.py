@@ -98,8 +98,8 @@ class Metric:
         with _lock:
             self._check("observe", HISTOGRAM)
             values = self._series.slot.values
+            values[len(values) - 1] += value * times  # first: it raises for a value of another type
             values[bisect_left(self._series.bounds, value)] += times
-            values[len(values) - 1] += value * times
 
     def value(self) -> float:
         """Return this process's value of a counter or gauge."""

@@ -290,6 +290,10 @@ class Broker:
                 known = self._sinks.pop(number, None)
             if known is not None:
                 known(None)
+        except BaseException:  # a content that cannot be packed: nothing was sent
+            with self._lock:
+                self._sinks.pop(number, None)
+            raise
         return number
 
     def _answered(self, frame: Frame) -> None:

@@ -484,7 +484,8 @@ def exception_text(error: BaseException) -> str:
     """`<Type>: <text>` and its locations, innermost first (P12)."""
     text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     at = _places(error.__traceback__)
-    return "\n".join([text, "", "At:", *at, ""]) if at else text
+    text = "\n".join([text, "", "At:", *at, ""]) if at else text
+    return text.encode(errors="backslashreplace").decode()  # a file's name may be any bytes; the reply is UTF-8
 
 
 def _places(trace: TracebackType | None) -> list[str]:

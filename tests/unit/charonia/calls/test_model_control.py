@@ -101,6 +101,11 @@ async def test_what_cannot_be_loaded_is_refused_before_anybody_is_asked(log: Mem
             await models.load(name, None, {})
     with pytest.raises(InvalidArgument, match="must be specified for model file override"):
         await models.load("m", None, {"1/model.onnx": b""})
+    with pytest.raises(InvalidArgument, match=r"^the configuration of a model must be a string, not dict$"):
+        await models.load("m", {"name": "m"}, {})  # type: ignore[arg-type]
+    for change in (models.load(5, None, {}), models.unload(5, unload_dependents=False)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"^the name of a model must be a string, not int$"):
+            await change
     await tell(log, RepositoryScanned("e", ("m",), "none", ready=True))
     async with asyncio.timeout(30):
         while control.catalog.control_modes() != {"none"}:

@@ -291,6 +291,16 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
     assert "cannot ask for 'dance'" in world.error(5)[1]
 
 
+async def test_a_load_that_fails_in_an_unknown_way_is_answered(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The model waits for the answer without a time limit."""
+    broken = Kind.CONTROL, ["load", "m", "{}", [["1/model.py", "four"]]]
+    await world.ask(frame(Kind.CONTROL, 1, ["unload"]), frame(broken[0], 2, broken[1]))
+    for number, text in ((1, "ValueError: "), (2, "FrameError: ")):
+        assert world.kinds(number) == [Kind.LAST_ANSWER]
+        assert (world.error(number)[0], world.error(number)[1].startswith(text)) == (1, True)
+    assert (world.asked.open_calls, len(caplog.records)) == (0, 2)
+
+
 async def test_where_nobody_can_be_called_it_is_said(world: World) -> None:
     asked = PendingModelCalls(cast(ChildProcess, world.child), "mine", None, {})
     await world.ask(call_frame(1), frame(Kind.CONTROL, 2, ["unload", "m", False]))

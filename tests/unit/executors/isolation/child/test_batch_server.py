@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from instance_pool import SPEC, Doubling
 
 from charonia.backend import DeviceLost, InstanceDied, Interrupted
 from charonia.errors import InternalError, InvalidArgument
 from executors.backends.python.protocol.frames import Frame, FrameReader, Kind, pack
+from executors.backends.python.protocol.shared_slots import (
+    INPUT_SLOTS,
+    OUTPUT_SLOTS,
+    SHARED_BYTES,
+    ExecutorSlots,
+    ModelSlots,
+)
 from executors.isolation.child import batch_server
 from executors.isolation.child.batch_server import BatchServer
 from executors.isolation.forms import described
@@ -54,6 +64,58 @@ def answer(pair: tuple[socket.socket, socket.socket], kind: str, error: Exceptio
     server._answer(frame)
     (sent,) = frames(ours.recv(65536))
     return sent
+
+
+SIZE = SHARED_BYTES // 4
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind"),
+    [
+        (lambda: InvalidArgument("no"), Kind.FAILED),
+        (lambda: ValueError("no"), Kind.FAILED),
+        (lambda: Interrupted("left out"), Kind.CANCEL),
+        (itertools.repeat(InvalidArgument("one for all batches")).__next__, Kind.FAILED),
+    ],
+)
+def test_a_batch_without_outputs_gives_its_slots_back(
+    pair: tuple[socket.socket, socket.socket], fail: Callable[[], Exception], kind: Kind
+) -> None:
+    """At once, not when the garbage collector runs: more such batches than there are slots."""
+    ours, theirs = pair
+    slots = ExecutorSlots()
+    failing = True
+
+    class Instance(Doubling):
+        def execute(self, inputs: Any, outputs: Any) -> Any:
+            if failing:
+                raise fail()
+            return super().execute(inputs, outputs)
+
+    instance = Instance()
+    server = BatchServer(instance, instance, theirs, ModelSlots(slots.descriptor), SPEC)
+
+    def run() -> Frame:
+        tensors, data = described({"x": np.ones(SIZE, np.int32)})
+        taken, expected = slots.put(data), slots.expect()
+        assert taken is not None
+        assert expected is not None
+        (frame,) = frames(b"".join(pack(Kind.EXECUTE, 7, [["y"], tensors, taken, expected], ())))
+        server._answer(frame)
+        (sent,) = frames(ours.recv(65536))
+        slots.drop(expected[0])
+        return sent
+
+    gc.disable()
+    try:
+        for _ in range(2 * max(INPUT_SLOTS, OUTPUT_SLOTS)):
+            assert run().kind is kind
+        failing = False
+        sent = run()
+    finally:
+        gc.enable()
+        slots.close_descriptor()
+    assert (sent.kind, sent.content()[1]) == (Kind.DONE, True)
 
 
 def frames(data: bytes) -> list[Frame]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -264,3 +264,43 @@ def test_no_model_loads_itself_while_it_is_loaded(exchange: FakeExchange) -> Non
     set_exchange(None)
     with pytest.raises(TritonModelException, match="outside of a model's process"):
         api.is_model_ready("mine")
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda: api.load_model("other", config={"name": "other"}), "config"),  # type: ignore[arg-type]
+        (lambda: api.load_model("other", config=None), "config"),  # type: ignore[arg-type]
+        (lambda: api.load_model(5), "model_name"),  # type: ignore[arg-type]
+        (lambda: api.load_model("other", "{}", {5: b""}), "a path of 'files'"),  # type: ignore[dict-item]
+        (lambda: api.load_model("other", "{}", {"file:1/a": 3}), "the content of file"),  # type: ignore[dict-item]
+        (lambda: api.load_model("other", "{}", {"file:1/a": "x"}), "the content of file"),  # type: ignore[dict-item]
+        (lambda: api.unload_model(None), "model_name"),  # type: ignore[arg-type]
+        (lambda: api.unload_model("other", "yes"), "unload_dependents"),  # type: ignore[arg-type]
+        (lambda: api.unload_model("other", None), "unload_dependents"),  # type: ignore[arg-type]
+        (lambda: api.is_model_ready(["other"]), "model_name"),  # type: ignore[arg-type]
+        (lambda: api.is_model_ready("other", 2), "model_version"),  # type: ignore[arg-type]
+        (lambda: asked().exec("yes"), "decoupled"),  # type: ignore[arg-type]
+        (lambda: asked().async_exec([]), "decoupled"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_other_types_are_refused_at_once(
+    exchange: FakeExchange, ask: Callable[[], object], what: str
+) -> None:
+    exchange.answers = [([None, None], memoryview(b""), True)]
+    with pytest.raises(TypeError, match=f"^{what}.* must be of type"):
+        ask()
+    assert exchange.sent == []
+
+
+def test_arguments_may_be_of_the_types_that_upstream_converts(exchange: FakeExchange) -> None:
+    exchange.answers = [([None, None], memoryview(b""), True)]
+    api.load_model(b"other", b'{"name": "other"}')  # type: ignore[arg-type]
+    exchange.answers = [([None, None], memoryview(b""), True)]
+    api.unload_model("other", np.bool_(True))  # type: ignore[arg-type]
+    exchange.answers = [answer(Tensor("Y", np.array([1], np.int32)))]
+    asked(model_version=np.int64(2), flags=np.int32(1), timeout=np.uint8(7)).exec(np.bool_(False))
+    assert exchange.sent[:2] == [["load", "other", '{"name": "other"}', []], ["unload", "other", True]]
+    sent = exchange.sent[2]
+    found = [sent[1], sent[5], sent[6], sent[8]]
+    assert (found, [*map(type, found)]) == ([2, 1, 7, False], [int, int, int, bool])

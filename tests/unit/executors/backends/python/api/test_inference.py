@@ -98,13 +98,21 @@ def test_a_request_of_the_models_own_is_checked() -> None:
         "flags": -1,
         "timeout": -1,
         "request_id": 7,
+        "correlation_id": -1,
+        "preferred_memory": 0,
+        "trace": "text",
     }
-    for field, value in wrong.items():
+    for field, value in [*wrong.items(), ("model_version", 1 << 63), ("flags", 1 << 32), ("timeout", 1 << 64)]:
         with pytest.raises(TypeError, match=field):
             request(**{field: value})
     with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
         request(correlation_id=1.5)
     assert request(model_version=-1).model_version() == -1
+    for flags in ("1", None, -1):
+        with pytest.raises(TypeError, match="flags"):
+            made.set_flags(flags)  # type: ignore[arg-type]
+    made.set_flags(np.int64(3))  # type: ignore[arg-type]
+    assert (made.flags(), type(made.flags())) == (3, int)
 
 
 def test_names_that_models_use_are_there() -> None:

@@ -72,6 +72,12 @@ def test_a_histogram_observes(board: int) -> None:
         metric.observe(value)
     assert series(board)["sizes"].values == (3, 1, 1, 11.5)
     assert series(board)["sizes"].bounds == (1, 2.5)
+    without_bounds = MetricFamily("all", "d", MetricFamily.HISTOGRAM)
+    metric = without_bounds.Metric(buckets=[])
+    with pytest.raises(TypeError):
+        metric.observe("1")  # type: ignore[arg-type]
+    assert series(board)["all"].values == (0, 0)
+    metric = family.Metric(buckets=[1, 2.5])
     for call in (metric.value, lambda: metric.increment(1), lambda: metric.set(1)):
         with pytest.raises(
             TritonModelException,

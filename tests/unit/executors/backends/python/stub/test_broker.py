@@ -90,6 +90,18 @@ def test_answers_find_who_waits_for_them(world: World) -> None:
     ]
 
 
+def test_a_call_that_cannot_be_packed_raises_and_waits_for_nothing(world: World) -> None:
+    answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    for content in ([object()], [1 << 64], ["\udc80"]):
+        with pytest.raises((TypeError, OverflowError, UnicodeEncodeError)):
+            world.broker.control(content, (), answers.put)
+    number, of_next = world.call()
+    assert world.executor.read().call == number
+    world.executor.close()
+    assert of_next.get(timeout=PATIENCE_S) is None
+    assert answers.empty()
+
+
 def test_verbs_and_cancels_come_while_a_thread_of_its_own_receives(world: World) -> None:
     world.executor.say(Kind.EXECUTE, 1, "before")
     assert world.channel.receive().content() == "before"
