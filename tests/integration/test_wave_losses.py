@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from asking_cluster import answers
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
@@ -9,6 +11,7 @@ from wave_senders import SentWave, numbers, send_wave
 
 from batcher.housekeeping.model_checks import verify
 from charonia import keys
+from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Limits
 from charonia.facts.events import (
     FIELD_FACT,
@@ -163,6 +166,37 @@ async def test_a_request_cancelled_while_its_wave_runs_does_not_run_when_the_wav
 
     assert sorted(runs.executed) == [1, 3]
     assert not batcher.service.owned[MODEL]._early_cancels
+
+
+async def test_requests_aboard_a_loss_are_suspects_when_the_answer_to_their_burst_is_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3, 4), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    other = await cluster.executor(gated=True)
+    burst, replies = batcher.log.waves.burst, []
+
+    async def unheard(*words: Any, **more: Any) -> bytes:
+        batcher.service._reader.remove(wave.stream)  # until the burst is tried again, nothing is read
+        replies.append(await burst(*words, **more))
+        if len(replies) == 1:
+            raise LogUnavailable("the connection was lost before the answer")
+        batcher.service.owned[MODEL].windows._follow(wave.stream)
+        return replies[-1]
+
+    monkeypatch.setattr(batcher.log.waves, "burst", unheard)
+    await cluster.lose("executor", executor.name)
+
+    await until(lambda: len(other.held) == 1)
+    assert replies[0]
+    assert replies[1:] == [b""]
+    assert len(other.held[0].records) < 4
+    other.release()
+    await until_so(lambda: nothing_left(log, wave))
+    assert sorted(other.executed) == [1, 2, 3, 4]
 
 
 async def test_a_cancel_in_a_wave_that_ends_is_not_kept(cluster: Cluster) -> None:
