@@ -384,6 +384,7 @@ class OwnedEnsemble(OwnedModel):
     async def look_after(self) -> None:
         """Send again the steps that the log lost; forget answers no request will need. Raises what the log raises."""
         self._flights.remind()
+        # a request that is still being begun may have answers that a former owner asked for
         if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
             self._answers.forget_aside()
         if monotonic_ns() >= self._swept_ns + _SWEEP_NS:

@@ -1,7 +1,8 @@
 """Answers of an ensemble's steps: read from its reply stream, and kept there until the request is settled.
 
 The stream thus records the progress of every request. A new owner reads it before it begins any: a step with an answer
-is done. An unknown answer may belong to a request that was not read yet; it is kept until no such request can exist.
+is done. An unknown answer may belong to a request that was not read, or not begun, yet; it is kept until no such
+request can exist.
 """
 
 from __future__ import annotations

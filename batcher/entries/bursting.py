@@ -12,6 +12,7 @@ from dataclasses import replace
 from batcher.scheduling.decisions import BurstWave
 from batcher.scheduling.observations import BatchDied, BatchLost, RequestQueued
 from charonia import failpoints
+from charonia.errors import CharoniaError
 from charonia.eventlog.port import Work
 from charonia.wire import PREFIX_BYTES, Wave, record_fields
 
@@ -41,6 +42,8 @@ class Bursting:
         """Maps the prefix of their ids to the failure of their batch, or to the executor that was lost with them."""
         self._entries: dict[bytes, tuple[bytes, bytes]] = {}
         """Maps the same prefix to the stream and id of the entry that will bring them."""
+        self._unsure: set[bytes] = set()
+        """The prefixes of waves that the log may have burst without an answer that was read."""
 
     def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
         """A batch of waves ended its instance; those without an outcome will be burst."""
@@ -58,11 +61,22 @@ class Bursting:
         if decision.suspect:  # before they can be read
             self.suspects.setdefault(wave.prefix, decision.executor)
         entry = carried_of(decision.request).entry
-        new_id = await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave)
-        if not new_id:
+        try:
+            new_id = await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave)
+            # they may still come from the entry of an attempt whose answer was lost
+            may_come = bool(new_id) or (wave.prefix in self._unsure and await self._any_unsettled(wave))
+        except CharoniaError:
+            self._unsure.add(wave.prefix)
+            raise
+        self._unsure.discard(wave.prefix)
+        if not may_come:
             self.suspects.pop(wave.prefix, None)
-        elif wave.prefix in self.suspects:  # they were not read before the log's answer
+        elif new_id and wave.prefix in self.suspects:  # they were not read before the log's answer
             self._entries[wave.prefix] = (entry.stream, new_id)
+
+    async def _any_unsettled(self, wave: Wave) -> bool:
+        """Whether the wave was burst rather than settled: only then the log knows its requests."""
+        return any(attempt >= 0 for attempt in await self._log.unsettled(self._model, wave.ids()))
 
     def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
         """The suspicions that belong to requests being queued: which of them were in the same batch when it failed."""

@@ -212,7 +212,10 @@ class Windows:
         """Start reading all streams, each from where it was read to."""
         self._following = True
         for stream, lane in self.lanes.items():
-            if not lane.behind and not lane.followed:
+            if lane.behind:
+                # its requests may have been settled before this call, so that no settlement would resume it
+                self._read_on(stream, lane)
+            elif not lane.followed:
                 self._follow(stream)
 
     def read(

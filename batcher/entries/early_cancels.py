@@ -1,14 +1,14 @@
-"""Cancels of unknown requests: they have ended, or were not read yet.
+"""Cancels of requests that the scheduler does not know: they have ended, were not read yet, or are in a running wave.
 
 Facts and queues are different streams, so a cancel may be read before its request: in the same reply of the log, or
 long before where a window is full (`carriers.Windows`). If it were dropped, the request would run for no caller, and
-a decoupled one might never end.
+a decoupled one might never end. The requests of a running wave come back alone if its batch fails or is returned.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from batcher.scheduling.observations import RequestCancelled, RequestQueued, WaveOpened
 from charonia.wire import PREFIX_BYTES
@@ -49,6 +49,15 @@ class EarlyCancels:
         for request_id in found:
             self._forget(request_id)
         return [*opened, *(RequestCancelled(request_id) for request_id in found)]
+
+    def forget_waves(self, ended: Iterable[RequestQueued]) -> None:
+        """Drop the cancels of requests whose wave has ended: they will not come back."""
+        for wave in ended:
+            prefix = wave.id[:PREFIX_BYTES]
+            if wave.wave and prefix in self._prefixes:
+                for request_id in [prefix + bytes((index,)) for index in range(wave.count)]:
+                    if request_id in self.ids:
+                        self._forget(request_id)
 
     def _forget(self, request_id: bytes) -> None:
         del self.ids[request_id]

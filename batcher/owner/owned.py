@@ -315,8 +315,8 @@ class OwnedModel:
             if self.scheduler.find(fact.id) is not None:
                 self.observe(seen.RequestCancelled(fact.id, fact.gentle))
                 return
-            if not self._stop_in_wave(fact.id):
-                self._early_cancels.note(fact.id)
+            self._stop_in_wave(fact.id)
+            self._early_cancels.note(fact.id)  # also of a running wave, which may come back
             wave_id = fact.id[:PREFIX_BYTES] + WAVE_BYTE
             if self.scheduler.find(wave_id) is not None:
                 self.observe(seen.WaveOpened(wave_id))
@@ -356,7 +356,10 @@ class OwnedModel:
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False, tokens: int = 0) -> None:
         """Every request of a batch is settled; `tokens` is how many they had, of prompts and answers."""
         failpoints.hit("batcher.finished")
-        self.requests_settled(self.dispatched.end(batch_id))
+        members = self.dispatched.end(batch_id)
+        if self._early_cancels.ids:
+            self._early_cancels.forget_waves(members)
+        self.requests_settled(members)
         self.observe(seen.BatchFinished(batch_id, executor, held, tokens))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
@@ -369,7 +372,9 @@ class OwnedModel:
         """A batch ended its instance; its requests with an outcome are not suspected."""
         ids = frozenset(_ids_of(fact.ids))
         members = self.dispatched.end(fact.batch_id)
-        self.requests_settled([request for request in members if request.id not in ids])
+        settled = [request for request in members if request.id not in ids]
+        self._early_cancels.forget_waves(settled)
+        self.requests_settled(settled)
         reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
         self.dispatched.came_back(members, fact.executor, reason)
         alone = isinstance(fact, BatchDied)
@@ -389,14 +394,13 @@ class OwnedModel:
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
         self.requests_settled(found)
 
-    def _stop_in_wave(self, request_id: bytes) -> bool:
-        """Notify the executor of a running wave that one of its requests is not wanted; False if none runs it."""
+    def _stop_in_wave(self, request_id: bytes) -> None:
+        """If a wave with this request runs, notify its executor that the request is not wanted."""
         wave = self.scheduler.find(request_id[:PREFIX_BYTES] + WAVE_BYTE)
         if wave is None or wave.state is not seen.RequestState.DISPATCHED:
-            return False
+            return
         if (holder := self.dispatched.holder(wave.id)) is not None:
             self.dispatched.stop_executions(*holder, request_id)
-        return True
 
     def _on_moved(self, ids: list[bytes]) -> None:
         """An operator has moved these requests to another entry: forget those that are not dispatched."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from typing import Any
 
 import batching_cluster as parts
@@ -14,12 +15,14 @@ from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until
 
 import batcher.service as owners
 from batcher.housekeeping.model_checks import verify
+from batcher.owner.owned import OwnedModel
+from batcher.takeover import recovery
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import preferred_owner
-from charonia.eventlog.port import Limits
+from charonia.eventlog.port import EventLog, Limits
 from charonia.facts.events import ProcessJoined
 from charonia.facts.sequence_states import SequenceAbout, SequenceStep
 from charonia.options.settings import BatcherSettings
@@ -77,6 +80,43 @@ async def test_what_an_executor_has_that_the_next_owner_has_not_heard_of_is_not_
     assert await answers(calls) == list(range(40))
     assert sorted(value for executor in cluster._executors for value in executor.executed) == list(range(40))
     await cluster.settled()
+
+
+async def test_a_queue_longer_than_its_window_is_read_on_when_all_that_was_read_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batcher and the gateway of its queued requests die together."""
+    executor = await cluster.executor()
+    first = await cluster.batcher()
+    await first.owns()
+    gone, stays = await cluster.gateway("gateway-gone"), await cluster.gateway("gateway-stays")
+    await first.die()
+    unanswered = [ask(gone, n) for n in range(8)]
+    await until_so(lambda: pending_are(cluster, 8))
+    monkeypatch.setattr(recovery, "_PAGE", 1)
+    log = await cluster.log()
+    await log.end_beat("gateway", "gateway-gone")
+    await cluster.lose("gateway", "gateway-gone")
+    call = ask(stays, 8)
+    await until_so(lambda: pending_are(cluster, 9))
+    recover = owners.recover
+
+    async def recover_slowly(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
+        found = await recover(log, owned, executors)
+        assert not owned.windows.all_read
+        await until(lambda: owned.windows.unsettled == 0)
+        return found
+
+    monkeypatch.setattr(owners, "recover", recover_slowly)
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher(window_requests=1)
+    await second.owns()
+
+    assert await answers([call, ask(stays, 9)]) == [8, 9]
+    assert executor.executed == [8, 9]
+    await cluster.settled()
+    for one in unanswered:
+        one.cancel()
 
 
 async def test_an_idle_owner_that_dies_is_replaced(cluster: Cluster) -> None:

@@ -34,6 +34,8 @@ from charonia.facts.events import (
 from charonia.options.settings import BatcherSettings
 from charonia.tensors import Tensor
 from charonia.wire import (
+    BLOB,
+    Reference,
     RequestRecord,
     pack_failure,
     pack_request,
@@ -165,7 +167,8 @@ class World:
             while not condition():
                 await asyncio.sleep(0.001)
 
-    async def ask(self, model: str = "e", priority: int = 0) -> None:
+    async def ask(self, model: str = "e", priority: int = 0, blob: str = "") -> None:
+        """`blob` is where the request's tensor lies, "" for the record itself."""
         tensor = Tensor.of("i", np.ones((1,) if model == "e" else (1, 1), np.float32))
         meta = request_meta(1, "hash", [tensor], (), {})
         record = pack_request(
@@ -174,7 +177,10 @@ class World:
             signature=0,
             level=priority,
             accepted_ns=wall_ns(),
+            reference=Reference(BLOB, blob, tensor.size_bytes) if blob else None,
         )
+        if blob:
+            await self.log.put_blob(blob, tensor.data, 3600)
         await self.log.accept(model, 0, 0, [(REQUEST, len(record))], record_fields([record]), Limits())
 
     async def step_of(self, model: str, level: int = 0) -> RequestRecord:
@@ -307,6 +313,32 @@ async def test_a_caller_that_leaves_while_an_ensemble_is_taken_over_is_not_worke
     await taking
     await world.until(lambda: world.log._work["e"].requests == {})
     assert world.asked == ["a"]
+
+
+async def test_no_step_is_asked_twice_of_a_request_whose_blob_a_successor_reads_slowly(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.ask(blob="blob-1")
+    await play(world, "ab")
+    await world.step_of("c")
+    await world.stop_owner()
+    reads, go, blob = asyncio.Event(), asyncio.Event(), world.log.blob
+
+    async def slowly(blob_id: str) -> bytes | None:
+        reads.set()
+        await go.wait()
+        return await blob(blob_id)
+
+    monkeypatch.setattr(world.log, "blob", slowly)
+    await world.new_owner()
+    await reads.wait()
+    await world.owned.look_after()
+    go.set()
+
+    await world.until(lambda: world.owned._flights.flights)
+    assert [flight.model for flight in world.owned._flights.flights.values()] == ["c"]
+    for model in "ab":
+        assert await world.log.range(keys.queue(model, 0), world._seen[model]) == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from asking_cluster import answers
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
@@ -9,9 +11,18 @@ from wave_senders import SentWave, numbers, send_wave
 
 from batcher.housekeeping.model_checks import verify
 from charonia import keys
+from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog, Limits
-from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
-from charonia.wire import FIELD_WAVE, records_of, unpack_response, unpack_wave_reply
+from charonia.facts.events import (
+    FIELD_FACT,
+    BatchDied,
+    BatchReturned,
+    Fact,
+    ProcessJoined,
+    RequestCancelled,
+    pack_fact,
+)
+from charonia.wire import FIELD_WAVE, WAVE_BYTE, records_of, unpack_response, unpack_wave_reply
 
 pytestmark = pytest.mark.integration
 
@@ -125,6 +136,83 @@ async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon
     await until_so(lambda: nothing_left(log, wave))  # nobody looks for other reasons
     assert other.executed == [1, 2]
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+@pytest.mark.parametrize("how", ["its executor is lost", "its batch is returned", "its instance dies"])
+async def test_a_request_cancelled_while_its_wave_runs_does_not_run_when_the_wave_comes_back(
+    cluster: Cluster, how: str
+) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestCancelled(wave.ids[1]))])
+    await until(lambda: executor.unwanted == [wave.ids[1]])
+    runs = executor
+    if how == "its executor is lost":
+        runs = await cluster.executor()
+        await cluster.lose("executor", executor.name)
+    else:
+        executor.release()
+        fact: Fact = BatchReturned(executor.name, held.header.batch_id, "no memory")
+        if how == "its instance dies":
+            fact = BatchDied(executor.name, held.header.batch_id, "gone", ids=wave.prefix + WAVE_BYTE)
+        await log.append(held.header.report_to, [FIELD_FACT, pack_fact(fact)])
+        await log.delete_entries(keys.batches(executor.name), [held.entry_id])
+
+    await until_so(lambda: nothing_left(log, wave))
+
+    assert sorted(runs.executed) == [1, 3]
+    assert not batcher.service.owned[MODEL]._early_cancels
+
+
+async def test_requests_aboard_a_loss_are_suspects_when_the_answer_to_their_burst_is_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3, 4), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    other = await cluster.executor(gated=True)
+    burst, replies = batcher.log.waves.burst, []
+
+    async def unheard(*words: Any, **more: Any) -> bytes:
+        batcher.service._reader.remove(wave.stream)  # until the burst is tried again, nothing is read
+        replies.append(await burst(*words, **more))
+        if len(replies) == 1:
+            raise LogUnavailable("the connection was lost before the answer")
+        batcher.service.owned[MODEL].windows._follow(wave.stream)
+        return replies[-1]
+
+    monkeypatch.setattr(batcher.log.waves, "burst", unheard)
+    await cluster.lose("executor", executor.name)
+
+    await until(lambda: len(other.held) == 1)
+    assert replies[0]
+    assert replies[1:] == [b""]
+    assert len(other.held[0].records) < 4
+    other.release()
+    await until_so(lambda: nothing_left(log, wave))
+    assert sorted(other.executed) == [1, 2, 3, 4]
+
+
+async def test_a_cancel_in_a_wave_that_ends_is_not_kept(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestCancelled(wave.ids[1]))])
+    owned = batcher.service.owned[MODEL]
+    await until(lambda: len(owned._early_cancels) == 1)
+
+    executor.release()
+
+    await until_so(lambda: nothing_left(log, wave))
+    await until(lambda: not owned._early_cancels)
 
 
 async def test_waves_that_wait_or_run_are_not_taken_for_forgotten(cluster: Cluster) -> None:

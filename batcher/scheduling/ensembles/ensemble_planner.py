@@ -240,8 +240,8 @@ class EnsembleScheduler:
         return self.waiting()
 
     def unbegun(self) -> int:
-        """The number of requests that have not begun."""
-        return len(self._known) - self._begun
+        """The number of requests without `RequestBegun`: no step of theirs was decided yet."""
+        return sum(known.run is None for known in self._known.values())
 
     def queued_by_version(self) -> dict[int, int]:
         """Empty: an ensemble has no queue of its own (M2)."""

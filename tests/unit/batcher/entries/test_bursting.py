@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from memory_log.log import MemoryLog
@@ -11,11 +12,12 @@ from scheduler_bench import interface
 from batcher.entries.bursting import Bursting
 from batcher.entries.carriers import Deletions, Windows, carried_of
 from batcher.scheduling.decisions import BurstWave, DispatchBatch
-from batcher.scheduling.observations import BatchDied, PolicyChanged, RequestQueued, VersionServed
+from batcher.scheduling.observations import BatchDied, BatchLost, PolicyChanged, RequestQueued, VersionServed
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
+from charonia.errors import LogUnavailable
 from charonia.eventlog.port import START
 from charonia.models.scheduling import DynamicBatching
 from charonia.tensors import Tensor
@@ -117,6 +119,57 @@ async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None
     assert await owner.read() == []
     assert owner.bursting.suspects == {}
     assert await owner.log.pending("m") == (0, 0)
+
+
+def lose_answers(owner: Owner, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the log carry out the next bursts, and lose its answers."""
+    burst, lost = owner.log.waves.burst, itertools.count()
+
+    async def unheard(*words: object, **more: object) -> bytes:
+        new_id = await burst(*words, **more)  # type: ignore[arg-type]
+        if next(lost) < count:
+            raise LogUnavailable("no answer")
+        return new_id
+
+    monkeypatch.setattr(owner.log.waves, "burst", unheard)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_those_aboard_a_death_stay_suspects_when_the_answer_to_their_burst_is_lost(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    lose_answers(owner, monkeypatch, lost)
+    decision = BurstWave(item, suspect=True, executor="a")
+    for _ in range(lost):
+        with pytest.raises(LogUnavailable):
+            await owner.bursting.burst(decision)
+
+    await owner.bursting.burst(decision)
+
+    (said,) = owner.bursting.suspected(await owner.read())
+    assert isinstance(said, BatchLost)
+    assert (said.executor, said.members) == ("a", COUNT)
+    assert owner.bursting.suspects == owner.bursting._entries == {}
+    assert not owner.bursting._unsure
+
+
+async def test_a_wave_that_was_answered_leaves_no_suspects_when_an_answer_is_lost(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    await owner.log.delete_entries(QUEUE, [carried_of(item).entry.entry_id])
+    lose_answers(owner, monkeypatch, 1)
+    decision = BurstWave(item, suspect=True, executor="a")
+    with pytest.raises(LogUnavailable):
+        await owner.bursting.burst(decision)
+
+    await owner.bursting.burst(decision)
+
+    assert owner.bursting.suspects == {}
+    assert not owner.bursting._unsure
 
 
 @pytest.mark.parametrize("how", ["their entry is gone", "they were settled before they were read"])

@@ -92,6 +92,26 @@ def test_what_is_behind_is_caught_up_once_at_a_time() -> None:
     assert model.reader.followed == {b"a": b"2-0"}
 
 
+def test_a_lane_whose_requests_were_settled_before_it_is_followed_is_caught_up() -> None:
+    model = Model(2)
+    for stream in (b"a", b"b", b"c"):
+        model.windows.open(stream, 0)
+        model.take(stream, b"1-0", 2)
+        model.windows.fell_behind(stream, stream != b"c")
+    for stream in (b"a", b"a", b"c", b"c"):
+        model.settle(stream)
+    assert model.behind == []
+
+    model.windows.follow()
+
+    assert model.behind == [b"a"], "the window of b is full"
+    assert model.reader.followed == {b"c": b"1-0"}
+    model.windows.follow()
+    assert model.behind == [b"a"]
+    model.settle(b"b")
+    assert model.behind == [b"a", b"b"]
+
+
 def test_the_oldest_unfinished_entry_is_known() -> None:
     model = Model(2)
     model.windows.follow()

@@ -65,6 +65,20 @@ def test_one_step_after_the_other() -> None:
     assert planner.scheduler.held_bytes == planner.scheduler.outstanding_requests() == 0
 
 
+def test_a_request_is_unbegun_until_its_beginning_is_carried_out() -> None:
+    planner = Planner()
+    assert planner.see(queued("p"), queued("q"), queued("r")) == []
+    assert planner.scheduler.unbegun() == 3
+    assert planner.see(plan.GraphKnown(1, GRAPH)) == ["begin p", "begin q", "begin r"]
+    assert planner.scheduler.unbegun() == 3
+    planner.see(begun("q"))
+    assert planner.scheduler.unbegun() == 2
+    planner.see(plan.BeginFailed(b"p" * 16, Unavailable("")))
+    assert planner.scheduler.unbegun() == 1
+    planner.see(begun("r"), answered("q", 0, o="m"), answered("q", 1, o="y"))
+    assert planner.scheduler.unbegun() == 0
+
+
 def test_a_step_that_is_refused_fails_its_request_alone() -> None:
     planner = Planner()
     assert planner.see(plan.GraphKnown(1, GRAPH), queued("p"), queued("q")) == ["begin p", "begin q"]
