@@ -49,8 +49,6 @@ class _Survey:
     """For pools of executors that left: when another executor last scanned the pool."""
     waited: dict[str, int]
     """Executors that left without a replacement, and when they first did."""
-    newest: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Versions whose content hash is the current one."""
     loaded: dict[tuple[str, str, int], int] = field(default_factory=dict)
     held_before: set[int] = field(default_factory=set)
     """Facts that the next fact of the same kind replaces at once."""
@@ -60,7 +58,6 @@ class _Survey:
     last_traced: dict[str, int] = field(default_factory=dict)
     routed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of each model with a routing rule: the revision that counts, and the fact that has it."""
-    telling: set[str] = field(default_factory=set)
 
 
 def superseded(facts: Sequence[Fact]) -> list[int]:
@@ -128,7 +125,7 @@ def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
                 survey.held_before.add(before[key])
             before[key] = at
             if isinstance(fact, VersionLoaded | VersionAnnounced):
-                survey.newest[(fact.model, fact.version)] = survey.loaded[key] = at
+                survey.loaded[key] = at
         elif isinstance(fact, VersionHealthChanged):
             survey.health[(fact.executor, fact.model, fact.version)] = at
         elif isinstance(fact, LanesWeighed):
@@ -140,14 +137,10 @@ def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
                 survey.routed[fact.model] = fact.revision, at
         elif isinstance(fact, ExecutorDescribed | ModelExcluded):
             survey.last_said[_about(fact)] = at
-    for at in survey.newest.values():
-        fact = facts[at]
-        if isinstance(fact, VersionLoaded | VersionAnnounced):
-            survey.telling.add(fact.executor)
 
 
 def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
-    replaced, telling = survey.replaced, survey.telling
+    replaced = survey.replaced
     match fact:
         case ModelRequested() | ModelRequestFinished():
             return True
@@ -161,10 +154,10 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
         case ProcessJoined() | ProcessLeft():
             process = fact.incarnation
             is_executor = fact.role == "executor"
-            return process in survey.gone and (not is_executor or (process in replaced and process not in telling))
+            return process in survey.gone and (not is_executor or process in replaced)
         case RepositoryScanned():
             executor = fact.executor
-            if executor in replaced and at < survey.newest_scan[executor] and executor not in telling:
+            if executor in replaced and at < survey.newest_scan[executor]:
                 return True
             return at < survey.scans.get(executor, -1) and at not in survey.replaced_by
         case ExecutorDescribed() | ModelExcluded():
@@ -174,9 +167,7 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
         case VersionHealthChanged():
             key = (fact.executor, fact.model, fact.version)
             told_at = survey.loaded.get(key, -1)
-            return at < max(told_at, survey.health[key]) or (
-                fact.executor in replaced and told_at != survey.newest.get((fact.model, fact.version))
-            )
+            return at < max(told_at, survey.health[key]) or fact.executor in replaced
     if not isinstance(fact, _OfVersion):
         return False
     if at in survey.held_before:
@@ -185,7 +176,7 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
     if _tells_others(fact):
         # an executor that left, now or earlier, dropped a version because of it (`Catalog._version`)
         return told_anew and all(left > at for left in survey.waited.values())
-    return told_anew or (fact.executor in replaced and at != survey.newest.get((fact.model, fact.version)))
+    return told_anew or fact.executor in replaced
 
 
 def _about(fact: ExecutorDescribed | ModelExcluded) -> tuple[str, str]:

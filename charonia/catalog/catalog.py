@@ -97,7 +97,6 @@ class Catalog:
         """Number of facts so far: orders them."""
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._accepting: dict[str, dict[int, ServedVersion]] = {}
-        self._newest: dict[tuple[str, int], str] = {}
         self._parsed: dict[tuple[str, bytes], tuple[ModelConfig, ModelInterface]] = {}
         self._namespaces = Namespaces(self._is_meant)
 
@@ -105,7 +104,7 @@ class Catalog:
         """Drop all state, as at the start, but the routing rules: no request may go by none until the new log has them.
         Listeners stay and are not called: the caller knows.
         """
-        for known in (self.processes, self.executors, self._replaced, self.finished, self._newest):
+        for known in (self.processes, self.executors, self._replaced, self.finished):
             known.clear()
         self._served.clear()
         self._accepting.clear()
@@ -251,14 +250,13 @@ class Catalog:
         known = view.versions.get(*key)
         if not isinstance(fact, VersionFailed | VersionUnloaded):
             view.excluded.pop(fact.model, None)
-        changed = after(fact, known)
+        changed = after(fact, known, self._told)
         if changed is not None and changed is known:
             return
         if isinstance(fact, VersionLoaded | VersionAnnounced):
             assert changed is not None
             assert changed.loaded is not None
             self._parse(changed.loaded)  # an unreadable fact must change nothing
-            self._newest[key] = changed.loaded.content_hash
         if changed is not None:
             view.versions.put(*key, changed)
         else:
@@ -279,7 +277,7 @@ class Catalog:
     def _refresh(self, models: set[str]) -> None:
         self._namespaces.changed()
         for model in models:
-            held = held_versions(model, self.executors, self._newest, self._parse)
+            held = held_versions(model, self.executors, self._parse)
             if held:
                 self._served[model] = held
                 self._accepting[model] = {number: v for number, v in held.items() if v.accepting}

@@ -51,6 +51,8 @@ class ExecutorVersion:
     loaded: VersionLoaded | None = None
     on_demand: bool = False
     well: bool = True
+    loaded_at: int = 0
+    """When it was loaded or announced, counted in facts."""
 
 
 class Versions:
@@ -113,18 +115,22 @@ class ExecutorView:
 VersionFact = VersionStateChanged | VersionLoaded | VersionAnnounced | VersionFailed | VersionUnloaded
 
 
-def after(fact: VersionFact, known: ExecutorVersion | None) -> ExecutorVersion | None:
-    """The view of a version after a fact about it; `known` itself when nothing changed, None when it is removed."""
+def after(fact: VersionFact, known: ExecutorVersion | None, at: int) -> ExecutorVersion | None:
+    """The view of a version after a fact about it, the `at`-th of all facts; `known` itself when nothing changed, None
+    when it is removed.
+    """
     if isinstance(fact, VersionLoaded):
-        return ExecutorVersion(READY, "", fact)
+        return ExecutorVersion(READY, "", fact, loaded_at=at)
     if isinstance(fact, VersionAnnounced):
-        return ExecutorVersion(READY, ON_DEMAND, _without_slots(fact), on_demand=True)
+        return ExecutorVersion(READY, ON_DEMAND, _without_slots(fact), on_demand=True, loaded_at=at)
     if isinstance(fact, VersionStateChanged):
         # a reload keeps serving the old incarnation while the new one loads (R22)
         if known is not None and known.state == READY and fact.state == LOADING:
             return known
         # an unloading version still runs the requests accepted before (R27)
-        return ExecutorVersion(fact.state, "", known.loaded if known is not None else None)
+        if known is None:
+            return ExecutorVersion(fact.state)
+        return ExecutorVersion(fact.state, "", known.loaded, loaded_at=known.loaded_at)
     if isinstance(fact, VersionFailed):
         if known is not None and known.state == READY and not known.on_demand:
             return known

@@ -53,10 +53,10 @@ class ServedVersion:
 def held_versions(
     model: str,
     executors: Mapping[str, ExecutorView],
-    newest: Mapping[tuple[str, int], str],
     parse: Callable[[VersionLoaded], tuple[ModelConfig, ModelInterface]],
 ) -> dict[int, ServedVersion]:
-    """Versions that accepted requests can run on, ascending, each the incarnation whose content hash is `newest`."""
+    """Versions that accepted requests can run on, ascending, each with its newest content."""
+    newest = _newest(model, executors)
     found: dict[int, ServedVersion] = {}
     on_demand: dict[int, frozenset[str]] = {}
     without_waves: set[int] = set()
@@ -69,7 +69,7 @@ def held_versions(
     for incarnation, view in executors.items():
         for version, state in view.versions.of(model).items():
             loaded = state.loaded
-            if loaded is None or loaded.content_hash != newest[(model, version)]:
+            if loaded is None or loaded.content_hash != newest[version]:
                 continue
             entry = found.get(version)
             if entry is None:
@@ -90,6 +90,20 @@ def held_versions(
     for version, those in on_demand.items():
         found[version] = replace(found[version], on_demand=those)
     return dict(sorted(found.items()))
+
+
+def _newest(model: str, executors: Mapping[str, ExecutorView]) -> dict[int, str]:
+    """The content hash of each version that was loaded last, of those that executors which take batches have READY.
+
+    When there is none, the last of those that executors hold which unload it, drain or left: accepted requests wait.
+    """
+    best: dict[int, tuple[bool, int, str]] = {}
+    for view in executors.values():
+        for version, state in view.versions.of(model).items():
+            if (loaded := state.loaded) is not None:
+                rank = (state.state == READY and not view.away, state.loaded_at, loaded.content_hash)
+                best[version] = max(rank, best.get(version, rank))
+    return {version: content_hash for version, (_, _, content_hash) in best.items()}
 
 
 def not_started(key: str, loading: Sequence[str]) -> Unavailable:

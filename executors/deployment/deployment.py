@@ -339,9 +339,13 @@ class Deployment:
         return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
-        """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed."""
+        """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed.
+
+        A version that drains needs one: it stays in `serving` until its requests have run, and then ends.
+        """
         loaded = self.serving.get((directory.key, version))
-        if loaded is None or directory.key in self.announced:
+        is_ready = version in self._lifecycle.ready_versions(directory.key)
+        if loaded is None or not is_ready or directory.key in self.announced:
             return False
         change = await self._loader.resize(loaded, directory, version, config)
         if change < 0:

@@ -85,10 +85,14 @@ class MemoryBudget:
         """Reserve memory for a model that is about to be loaded."""
         self._loaded[key] = LoadedModel(size_bytes, now_ns, now_ns, min_idle_ns)
 
-    def set_size(self, key: VersionKey, size_bytes: int, now_ns: int) -> None:
-        """Record the measured size of a load. The largest ever seen counts: reused free memory hides a part of it."""
+    def set_size(self, key: VersionKey, grown_bytes: int, files_bytes: int, now_ns: int) -> None:
+        """Record by how much a load grew the memory; it counts instead of the estimate that was reserved.
+
+        The largest growth ever measured counts, and at least the files' size: reused free memory hides a part of it.
+        """
         held = self._loaded[key]
-        held.size_bytes = self._known_bytes[key] = max(held.size_bytes, size_bytes)
+        size_bytes = max(self._known_bytes.get(key, 0), files_bytes, grown_bytes)
+        held.size_bytes = self._known_bytes[key] = size_bytes
         held.loaded_ns = held.used_ns = now_ns
 
     def mark_used(self, key: VersionKey, now_ns: int) -> None:

@@ -164,7 +164,7 @@ class OnDemand:
             grown = await self._measure() - before
             if loaded.content_hash != announced.fact.content_hash:
                 raise InternalError("its files have changed since it was announced")
-            self.budget.set_size(key, max(0, grown), monotonic_ns())
+            self.budget.set_size(key, grown, announced.files_bytes, monotonic_ns())
             self.budget.learn(announced.config.backend, announced.files_bytes, grown)
             if self.budget.over_budget():
                 await self._shrink(key)

@@ -368,3 +368,22 @@ async def test_a_reload_serves_on(cluster: Cluster) -> None:
 
     assert await answers(calls) == list(range(60))
     await cluster.settled()
+
+
+async def test_an_executor_with_older_content_answers_when_the_newer_one_is_lost(cluster: Cluster) -> None:
+    older = await cluster.executor()
+    await cluster.batcher()
+    gateway = await cluster.gateway()
+    newer = await cluster.executor(gated=True)
+    await newer.load(cluster.config, content_hash="hash-2")
+    await until(lambda: gateway._catalog.find(MODEL, -1).content_hash == "hash-2")
+    calls = [ask(gateway, n) for n in range(4)]
+    await until(lambda: len(newer.held) > 0)
+    assert older.executed == []
+
+    await cluster.lose("executor", newer.name)
+
+    assert await answers(calls) == list(range(4))
+    assert await answers([ask(gateway, 4)]) == [4]
+    assert sorted(older.executed) == list(range(5))
+    await cluster.settled()

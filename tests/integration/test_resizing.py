@@ -204,6 +204,27 @@ async def test_instances_that_cannot_come_change_nothing(tmp_path: Path) -> None
         assert len(backend.alive) == 3
 
 
+async def test_a_version_that_drains_is_loaded_again_not_resized(tmp_path: Path) -> None:
+    backend = Counted("task")
+    configure(tmp_path, 1)
+    given = BackendRegistry({"counted": backend})
+    async with running(tmp_path, backends=given, model_control_mode="explicit", load_model=("m",)) as bench:
+        (first,) = backend.made
+        # accepted before the unload, so that the version drains until it has run
+        _, record = await bench.accept("m", [Tensor.of("x", np.array([[1]], np.int32))])
+        assert (await bench.request("unload", "m")).error == ""
+        configure(tmp_path, 2)
+        assert (await bench.request("load", "m")).error == ""
+        await bench.finished("m", await bench.dispatch("m", [record]))
+        async with asyncio.timeout(30):
+            while first not in backend.closed:
+                await asyncio.sleep(0.001)
+        await ask(bench, 3)
+        assert len(backend.alive) == 2
+        assert [fact.slots for fact in loaded(bench)] == [1, 2]
+    assert backend.opened == 0
+
+
 async def test_clients_are_told_the_new_configuration(tmp_path: Path) -> None:
     backend = Counted("task")
     configure(tmp_path, 1)

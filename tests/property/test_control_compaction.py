@@ -165,6 +165,17 @@ def test_nothing_that_is_needed_goes(history: list[Fact], later: list[Fact]) -> 
     assert seen(folded([f for at, f in enumerate(kept) if at not in again])) == seen(folded(history))
 
 
+@settings(max_examples=examples(500))
+@given(histories)
+def test_a_version_that_the_index_says_is_ready_has_an_executor(history: list[Fact]) -> None:
+    catalog = folded(history)
+    for row in catalog.index():
+        if row.state == "READY":
+            served = catalog.find(row.model, row.version)
+            assert served.slots
+            assert all(catalog.executors[executor].versions.get(row.model, 1) for executor in served.slots)
+
+
 def test_what_came_and_went_leaves_nothing() -> None:
     history: list[Fact] = []
     for number in range(50):

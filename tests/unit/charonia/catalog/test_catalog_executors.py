@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from catalog_facts import CONFIG, catalog, joined, left, loaded, scanned
 
 from charonia.catalog.catalog import IndexRow
 from charonia.facts.events import (
     ExecutorDraining,
+    Fact,
     ModelExcluded,
     ProcessJoined,
     RepositoryScanned,
@@ -131,6 +133,41 @@ def test_a_version_is_ready_where_it_is_well() -> None:
     other = (joined("f"), scanned("f"), loaded("f"))
     assert catalog(joined(), scanned(), loaded(), *other, sick).is_ready("m", 1), "another executor is well"
     assert not catalog(joined(), scanned(), loaded(), *other, sick, left("f")).is_ready("m", 1)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        (left("b", "drained"),),
+        (left("b"), scanned("a")),
+        (ExecutorDraining("b"),),
+        (VersionStateChanged("b", "m", 1, "UNLOADING"),),
+        (VersionUnloaded("b", "m", 1),),
+        (announced("b", content_hash="h3"), VersionFailed("b", "m", 1, 1, "why")),
+    ],
+)
+def test_older_content_serves_again_when_the_newer_is_gone(gone: tuple[Fact, ...]) -> None:
+    older = (joined("a"), loaded("a"), scanned("a"))
+    found = catalog(*older, joined("b"), loaded("b", content_hash="h2"), scanned("b"))
+    assert (found.find("m", 1).content_hash, found.find("m", 1).slots) == ("h2", {"b": 2})
+    for fact in gone:
+        found.apply(fact)
+    served = found.find("m", 1)
+    assert (served.content_hash, served.accepting) == ("h1", True)
+    assert served.slots == {"a": 2}
+    assert found.is_ready("m", 1)
+
+
+def test_newer_content_serves_again_when_its_executor_had_only_stalled() -> None:
+    found = catalog(joined("a"), loaded("a"), scanned("a"), joined("b"), loaded("b", content_hash="h2"), scanned("b"))
+    for fact in (left("b"), joined("b")):
+        found.apply(fact)
+    assert found.find("m", 1).content_hash == "h2"
+
+
+def test_the_newest_content_is_waited_for_when_no_executor_has_any() -> None:
+    found = catalog(joined("a"), loaded("a"), joined("b"), loaded("b", content_hash="h2"), left("b"), left("a"))
+    assert (found.find("m", 1).content_hash, found.find("m", 1).slots) == ("h2", {})
 
 
 def test_the_health_of_what_nobody_knows_changes_nothing() -> None:

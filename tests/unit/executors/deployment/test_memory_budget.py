@@ -32,7 +32,7 @@ def test_a_bound_on_memory() -> None:
         True,
         False,
     )
-    budget.set_size(A, 90, 5)
+    budget.set_size(A, 90, 60, 5)
     assert (budget.used_bytes, budget.fits(10), budget.fits(11), budget.over_budget()) == (90, True, False, False)
     budget.reserve(B, 20, 5)
     assert budget.over_budget()
@@ -42,11 +42,11 @@ def test_the_most_a_model_ever_took_is_remembered() -> None:
     budget = MemoryBudget(budget_bytes=100, max_models=0)
     assert budget.guess_bytes(A, 7) == 7
     budget.reserve(A, 7, 0)
-    budget.set_size(A, 50, 1)
+    budget.set_size(A, 50, 7, 1)
     budget.release(A)
     assert budget.guess_bytes(A, 7) == 50
     budget.reserve(A, 50, 2)
-    budget.set_size(A, 3, 3)  # it came to lie in memory that was free
+    budget.set_size(A, 3, 7, 3)  # it came to lie in memory that was free
     assert budget.used_bytes == 50
 
 
@@ -63,6 +63,22 @@ def test_a_model_is_thought_to_take_what_others_of_its_backend_did() -> None:
     assert budget.guess_bytes(A, 8 * mib, "onnxruntime") == 8 * mib
 
 
+def test_what_a_load_took_counts_and_not_the_estimate() -> None:
+    mib = 1024**2
+    budget = MemoryBudget(budget_bytes=16384 * mib, max_models=0)
+    budget.learn("onnxruntime", mib, 20 * mib)
+    estimate = budget.guess_bytes(A, 700 * mib, "onnxruntime")
+    assert estimate == 14000 * mib
+    budget.reserve(A, estimate, 0)
+    budget.set_size(A, 800 * mib, 700 * mib, 1)
+    assert (budget.used_bytes, budget.fits(15584 * mib)) == (800 * mib, True)
+    budget.release(A)
+    assert budget.guess_bytes(A, 700 * mib, "onnxruntime") == 800 * mib
+    budget.reserve(B, budget.guess_bytes(B, 700 * mib, "onnxruntime"), 2)
+    budget.set_size(B, -5, 700 * mib, 3)  # it came to lie in memory that was free
+    assert budget.used_bytes == budget.guess_bytes(B, 0) == 700 * mib
+
+
 def test_the_least_recently_used_goes_first() -> None:
     budget = MemoryBudget(budget_bytes=0, max_models=3)
     for key in (A, B, C):
@@ -72,7 +88,7 @@ def test_the_least_recently_used_goes_first() -> None:
     budget.mark_used(A, 9)
     budget.mark_used(A, 3)  # heard late
     assert budget.candidates(LATE) == [C, B, A]
-    budget.set_size(C, 1, LATE)
+    budget.set_size(C, 1, 1, LATE)
     assert budget.candidates(LATE) == [B, A]
 
 
@@ -110,7 +126,7 @@ def test_what_is_only_taken_when_it_fits_never_outgrows_the_bounds(
         budget.reserve(key, size, now)
         held[key] = size
         assert not budget.over_budget()
-        budget.set_size(key, min(took, bound - budget.used_bytes + size), now)
+        budget.set_size(key, min(took, bound - budget.used_bytes + size), files, now)
         held[key] = max(size, min(took, bound - sum(held.values()) + size))
         assert budget.used_bytes == sum(held.values()) <= bound
         assert budget.models == len(held)
