@@ -37,6 +37,9 @@ OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its
 SERVER_EXITING = "Server exiting"
 """E7."""
 
+MAX_MESSAGE_CHARACTERS = 1 << 20
+"""A model may raise an error with any text, and the log takes no record without end."""
+
 
 class ErrorCode(IntEnum):
     """Neutral codes; the numbers are Charonia's wire form (append-only, never renumbered)."""
@@ -69,6 +72,8 @@ class CharoniaError(Exception):
     """What the failed request has used, where it asked for that: a JSON object as text, in ASCII (ADR 0055)."""
 
     def __init__(self, message: str) -> None:
+        if len(message) > MAX_MESSAGE_CHARACTERS:
+            message = message[:MAX_MESSAGE_CHARACTERS] + "…"
         super().__init__(message)
         self.message = message
 

@@ -18,12 +18,13 @@ from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailRequest
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
-from charonia.calls.entry_packer import Spawn, inputs_of, replies_of, reports_to_gateways
+from charonia.calls.entry_packer import Spawn, inputs_of, replies_of, reported_response, reports_to_gateways
 from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import JobLog, Reply, SettlementLog
+from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import RECEIPT, Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
@@ -35,11 +36,11 @@ from charonia.traces.reports import QUEUE_INPUT, QUEUE_START, REQUEST_END, REQUE
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
     RequestRecord,
+    failed_response,
     pack_failure,
     pack_response,
     record_fields,
     refer_response,
-    report_response,
     response_data,
     with_parameters,
 )
@@ -119,8 +120,11 @@ class Endings:
         )
         if decision.final:
             self._end_after(outbox, _End(decision.request, answer, tally, None))
-        elif outbox is not None and outbox.put(self._referred(record, answer)):
-            self._spawn(outbox.drain())
+        elif outbox is not None:
+            sent = self._referred(record, answer)
+            error = answer_too_large(len(sent), name_of(self._model))
+            if outbox.put(sent if error is None else failed_response(answer, error)):
+                self._spawn(outbox.drain())
 
     def _responded(self, record: RequestRecord) -> None:
         """Counts requests for M4 that no gateway counts."""
@@ -170,9 +174,26 @@ class Endings:
 
     async def _end(self, ending: list[_End]) -> None:
         """Repeat the settlement until the log has it."""
+        for end in ending:
+            self._check(end)
         complaint = f"{len(ending)} requests of '{self._model}' cannot be settled"
         await insist(lambda: self._settle(ending), complaint, first_s=_RETRY_S, last_s=_RETRY_S)
         self._settled([end.request for end in ending])
+
+    def _check(self, end: _End) -> None:
+        """A request fails whose answer could not be stored out of band and is more than the log takes."""
+        record, size = end.record, len(end.answer)
+        if not record.is_job:  # a job's result is its whole answer
+            if not record.endpoint:
+                return
+            self._make_sent(end)
+            size = min(size, len(end.sent))  # a report always fits
+        error = answer_too_large(size, name_of(self._model))
+        if error is None:
+            return
+        end.answer, end.error, end.sent = failed_response(end.answer, error), error, b""
+        if record.meta.wants_receipt:
+            end.answer = with_parameters(end.answer, {RECEIPT: _receipt(end.request, end.tally, failed=True)})
 
     async def _settle(self, ending: list[_End]) -> None:
         now_ns = wall_ns()
@@ -247,10 +268,13 @@ class Endings:
 
     def _replies(self, ending: Sequence[_End]) -> list[Reply]:
         for end in ending:
-            if end.record.endpoint and not end.sent:
-                answer = end.answer if end.record.trace is None else self._reported(end)
-                end.sent = self._referred(end.record, answer)
+            self._make_sent(end)
         return replies_of((end.record.endpoint, end.sent) for end in ending)
+
+    def _make_sent(self, end: _End) -> None:
+        if end.record.endpoint and not end.sent:
+            answer = end.answer if end.record.trace is None else self._reported(end)
+            end.sent = self._referred(end.record, answer)
 
     def _reported(self, end: _End) -> bytes:
         """The answer of a traced request."""
@@ -306,7 +330,7 @@ def reported(record: RequestRecord, answer: bytes, model: str, start_ns: int, er
         tensors_of(QUEUE_INPUT, inputs_of(record)) if trace.context.flags & TENSORS else (),
         tuple(trace.children),
     )
-    return report_response(answer, report)
+    return reported_response(answer, report)
 
 
 class Outbox:

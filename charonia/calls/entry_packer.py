@@ -12,17 +12,20 @@ made like this; a job's id is all random, so that a client cannot derive another
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
+from charonia.eventlog import port
 from charonia.eventlog.port import Limits, Reply, Work
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
+from charonia.traces.reports import Report
 from charonia.wire import (
     FLAG_TIMED,
     Lineage,
@@ -38,6 +41,8 @@ from charonia.wire import (
 
 from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
+
+_log = logging.getLogger(__name__)
 
 MAX_IN_GROUP = 64
 """Max members of a group. The log's scripts settle a whole group of up to 64 members by one comparison (`SEQUENCE` in
@@ -291,7 +296,31 @@ def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
     for endpoint, record in answers:
         if endpoint:
             by_endpoint.setdefault(endpoint, []).append(record)
-    return [Reply(keys.replies(endpoint), record_fields(records)) for endpoint, records in by_endpoint.items()]
+    return [reply for endpoint, records in by_endpoint.items() for reply in replies_to(endpoint, records)]
+
+
+def replies_to(endpoint: str, records: Sequence[Buffer]) -> list[Reply]:
+    """The answers to one endpoint: one entry, or several of those that the log would not take as one."""
+    stream = keys.replies(endpoint)
+    if len(records) * port.MAX_RECORD_BYTES <= port.MAX_ENTRY_BYTES or sum(map(len, records)) <= port.MAX_ENTRY_BYTES:
+        return [Reply(stream, record_fields(records))]
+    found: list[Reply] = []
+    start = size = 0
+    for at, record in enumerate(records):
+        if size + len(record) > port.MAX_ENTRY_BYTES and at > start:
+            found.append(Reply(stream, record_fields(records[start:at])))
+            start, size = at, 0
+        size += len(record)
+    return [*found, Reply(stream, record_fields(records[start:]))]
+
+
+def reported_response(record: Buffer, report: Report) -> bytes:
+    """`report_response`. A report with which the log would not take the response is added without tensors and calls."""
+    found = report_response(record, report)
+    if len(found) - max(0, len(record) - port.MAX_RECORD_BYTES) <= port.MAX_STRING_BYTES:
+        return found
+    _log.warning("the trace of a request of '%s' has no tensors and calls: they are too large", report.model)
+    return report_response(record, replace(report, tensors=(), children=()))
 
 
 def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:

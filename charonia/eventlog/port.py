@@ -31,10 +31,18 @@ Fields = Sequence[Buffer]
 
 START = b"0-0"
 
-MAX_RECORD_BYTES = 500_000_000
-"""Of one record. Servers of the log take strings of 512 MiB; for a longer one they end the connection, and with it what
-others had sent on that.
+MAX_STRING_BYTES = 512 << 20
+"""The longest string that a server of the log takes (its `proto-max-bulk-len`, unless that is configured). For a longer
+one it ends the connection, and with it what others had sent on that: the adapter refuses it before it writes.
 """
+
+MAX_RECORD_BYTES = 500_000_000
+"""Of one record as it is made. Receipt, durations and report, which are added later, fit in what is left of
+`MAX_STRING_BYTES`.
+"""
+
+MAX_ENTRY_BYTES = 2 * MAX_RECORD_BYTES
+"""Of all values of an entry: a server refuses an entry of more than 1 GiB."""
 
 MOST_TAKEN = 1000
 """Members that one `keep_recent` takes out at most."""

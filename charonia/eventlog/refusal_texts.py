@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from charonia.errors import Cancelled, KeyReused, ResourceExhausted
+from charonia.errors import Cancelled, InternalError, InvalidArgument, KeyReused, ResourceExhausted
 
+from . import port
 from .port import Limits
 
 BOUND_REQUESTS = 1
@@ -22,6 +23,22 @@ def over_limit(model: str, bound: int, limits: Limits, tenant: str = "") -> Reso
         BOUND_TENANT_BYTES: f"{limits.tenant_size_bytes} unsettled bytes",
     }[bound]
     return ResourceExhausted(f"{who} has reached its limit of {amount}")
+
+
+def answer_too_large(size_bytes: int, model: str) -> InternalError | None:
+    """The error in place of an answer of so many bytes; None if a record may have that size."""
+    if size_bytes <= port.MAX_RECORD_BYTES:
+        return None
+    return InternalError(
+        f"the answer of model '{model}' has {size_bytes} bytes, which is more than the log takes "
+        f"({port.MAX_RECORD_BYTES} bytes): only answers to requests that are no jobs, on the machine of their gateway, "
+        "may be larger"
+    )
+
+
+def string_too_large(size_bytes: int) -> InvalidArgument:
+    """A record or blob that no server of the log takes."""
+    return InvalidArgument(f"{size_bytes} bytes are more than the event log takes at once ({port.MAX_STRING_BYTES})")
 
 
 def key_reused() -> KeyReused:

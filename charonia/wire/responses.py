@@ -179,6 +179,16 @@ def pack_failure(
     return header + (b"" if place is None else _PLACE.pack(*place)) + packed
 
 
+def failed_response(record: Buffer, error: CharoniaError) -> bytes:
+    """The failure that takes the place of a response, which comes from this process."""
+    view = memoryview(record)
+    _, flags, _, meta_length, request_id = _RESPONSE.unpack_from(view)
+    at = _meta_at(view, flags)
+    model, version, *_ = msgpack.unpackb(view[at : at + meta_length])
+    place = _PLACE.unpack_from(view, _RESPONSE.size) if flags & FLAG_PLACED else None
+    return pack_failure(request_id, model, version, error, final=bool(flags & FLAG_FINAL), place=place)
+
+
 _PACKED_RESPONSE_METAS: dict[Any, bytes] = {}
 _RESPONSE_METAS: dict[bytes, tuple[str, int, tuple[TensorPlace, ...], Parameters]] = {}
 

@@ -11,7 +11,6 @@ from typing import Literal
 from msgspec import Struct, field
 
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import MAX_RECORD_BYTES
 
 MAX_COUNTED_RESPONSES = 1000
 """Statistics of single responses stop after this many responses to one request."""
@@ -122,9 +121,14 @@ def _add(totals: dict[str, int], name: str, value: int) -> None:
     totals[name] = totals.get(name, 0) + value
 
 
-def too_large(size_bytes: int, model: str) -> str:
-    """The text for an answer of so many bytes that travels in the log."""
-    return (
-        f"the answer of model '{model}' has {size_bytes} bytes, which is more than the log takes ({MAX_RECORD_BYTES} "
-        "bytes): only answers to requests that are no jobs, on the machine of their gateway, may be larger"
-    )
+def fail_answered(executed: Executed, index: int, failure: bytes, error: CharoniaError, end_ns: int) -> None:
+    """Turn a request that was answered into one that failed, as its answer cannot be sent. `failure` is its record."""
+    executed.answers[index] = failure
+    ran_ns = rows = 0
+    for execution in executed.executions:
+        if index in execution.indices:
+            execution.indices = tuple([one for one in execution.indices if one != index])
+            ran_ns, rows = execution.input_ns + execution.infer_ns + execution.output_ns, execution.rows
+    executed.executions = [execution for execution in executed.executions if execution.indices]
+    if all(failed.index != index for failed in executed.failures):
+        executed.failures.append(Failure(index, error, BACKEND, end_ns, ran_ns, rows))

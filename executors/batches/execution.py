@@ -23,8 +23,9 @@ from charonia.backend import (
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
+from charonia.eventlog import port
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import MAX_RECORD_BYTES
+from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.inference import RECEIPT, Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -41,7 +42,7 @@ from .assembly import (
     request_inputs,
     wanted_outputs,
 )
-from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure, too_large
+from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .encoded_strings import EncodedStrings, row_bounds, takes_encoded
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
@@ -256,7 +257,7 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
-        if max(map(len, packed), default=0) > MAX_RECORD_BYTES:
+        if max(map(len, packed), default=0) > port.MAX_RECORD_BYTES:
             indices = [index for index in indices if self._is_in_bounds(index)]
         self._count(indices, rows, start_wall, (started, joined, inferred), timings)
 
@@ -425,12 +426,17 @@ class Batch:
         return succeeded
 
     def _is_in_bounds(self, index: int) -> bool:
-        """Whether the answer to a request can be sent; one that the log would not take is an error of that request."""
+        """Whether the answer to a request can be sent; one that the log would not take is an error of that request.
+
+        One that may be sent by reference is checked when it has been tried to store it (`executors.settling.settler`).
+        """
         size, record = len(self.executed.answers[index]), self.records[index]
-        if size <= MAX_RECORD_BYTES or (record.flags & FLAG_REPLY_BY_REFERENCE and not record.is_job):
+        if record.flags & FLAG_REPLY_BY_REFERENCE and not record.is_job:
             return True
-        self.fail([index], InternalError(too_large(size, self._model)), BACKEND)
-        return False
+        error = answer_too_large(size, self._model)
+        if error is not None:
+            self.fail([index], error, BACKEND)
+        return error is None
 
     def _pack(self, record: RequestRecord, tensors: Sequence[Tensor], parameters: Parameters) -> bytes:
         if self._put is not None and not parameters and sum([len(t.data) for t in tensors]) >= BY_REFERENCE_BYTES:

@@ -7,6 +7,7 @@ stateless model can continue all. A request of a sequence whose state is lost fa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 from charonia.backend import Array
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, InvalidRecord
+from charonia.eventlog import port
 from charonia.facts.sequence_states import SequenceAbout, SequenceState, SequenceStep, sequence_key
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -21,6 +23,8 @@ from charonia.wire import BatchHeader, BatchPlaces, RequestRecord, SequenceMark,
 
 from .sequence_batch import BatchSteps
 from .sequence_tensors import SequenceTensors, Step, Tensors
+
+_log = logging.getLogger(__name__)
 
 LOST = (
     "sequence {id} of model '{model}' has lost its state with the executor that held it: it must be started again, "
@@ -256,11 +260,17 @@ class Sequences:
         return [key for key, known in self._known.items() if known.unwritten]
 
     def newest(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The record of a sequence and its packed state; None when the state is written or the sequence has ended."""
+        """The record of a sequence and its packed state; None when the state is written or never will be, or the
+        sequence has ended.
+        """
         known = self._known.get(key)
         if known is None or not known.unwritten:
             return None
-        return known.unwritten, self._packed(known.run, known.step, known.tensors)
+        packed = self._packed(known.run, known.step, known.tensors)
+        if packed is None:
+            self._known[key] = replace(known, unwritten=b"")
+            return None
+        return known.unwritten, packed
 
     def mark_written(self, key: bytes, about: bytes) -> None:
         """Record that the log has the state of this record."""
@@ -310,8 +320,15 @@ class Sequences:
             for key in [key for key, known in self._known.items() if known.used_us + self._max_idle_us < now_us]:
                 del self._known[key]
 
-    def _packed(self, run: bytes, number: int, tensors: Tensors) -> bytes:
-        return SequenceState(run, number, tuple(Tensor.of(name, array) for name, array in tensors.items())).pack()
+    def _packed(self, run: bytes, number: int, tensors: Tensors) -> bytes | None:
+        """The state as the log keeps it; None for one that it would not take, which is lost with this executor."""
+        packed = SequenceState(run, number, tuple(Tensor.of(name, array) for name, array in tensors.items())).pack()
+        if len(packed) <= port.MAX_RECORD_BYTES:
+            return packed
+        _log.warning(
+            "the state of a sequence has %d bytes and is not written to the log, which takes less", len(packed)
+        )
+        return None
 
     def _key(self, record: RequestRecord) -> bytes:
         return sequence_key(self._version, _mark(record).key)

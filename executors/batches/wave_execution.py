@@ -30,13 +30,15 @@ from charonia.backend import (
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
+from charonia.eventlog import port
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import MAX_RECORD_BYTES
+from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.tensors import Buffer, Tensor, check_bytes_elements, object_array, split_bytes_elements
 from charonia.wire import (
     Reference,
     RequestRecord,
     Wave,
+    failed_response,
     pack_failure,
     pack_response,
     pack_wave_reply,
@@ -48,7 +50,7 @@ from charonia.wire import (
 
 from .answers import SMALL_BYTES, OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of, parts_of
-from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, too_large
+from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, fail_answered
 from .encoded_strings import takes_encoded
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
@@ -188,9 +190,7 @@ class WaveBatch:
 
     def fail_all(self, error: CharoniaError) -> Executed:
         """Answer every wave that has no answer yet with an error of the backend."""
-        for index, answer in enumerate(self.executed.answers):
-            if not answer and index not in self.executed.singly:
-                self._fail([index], error, BACKEND)
+        self._fail(range(len(self._waves)), error, BACKEND)
         return self.executed
 
     def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
@@ -285,24 +285,25 @@ class WaveBatch:
             known = self._planner.answers.get(form)
             if known is None:
                 parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
-                self._answer(run, waves, parts, infer_ns)
+                self._answer(run, waves, parts, infer_ns, (started, rows))
                 if form is not None and all(_is_plain(part, results) for part in parts):
                     self._planner.remember(form, (self._meta_of(parts, plan.rows), []))
             else:  # checked before, with the first results of this form
                 columns = [results[name].tobytes() for name in outputs]
-                self.executed.answers[indices[0]] = self._reply(waves[0], known[0], columns, infer_ns)
+                self._answer_one(indices[0], known[0], columns, infer_ns, (started, rows))
             if self._planner.strings.learns:
                 self._planner.strings.learn(sum([wave.meta.size_bytes * wave.count for wave in waves]), results)
         except InstanceDied:
             raise
         except Exception as error:
-            if rows > plan.rows and getattr(instance, "rows_fail_alone", False):
+            if rows > plan.rows and getattr(instance, "rows_fail_alone", False) and not self._any_answered(indices):
                 self._run_singly(instance, workspace, run)
-            elif isinstance(error, CharoniaError):
-                self._fail(indices, error, BACKEND, (started, rows))
-            else:
+                return
+            if not isinstance(error, CharoniaError):
                 _log.exception("model %r failed to execute a batch", self._interface.name)
-                self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND, (started, rows))
+                error = InternalError(f"{type(error).__name__}: {error}")
+            self._fail(indices, error, BACKEND, (started, rows))
+        if self.executed.failed and not (indices := self._succeeded(indices)):
             return
         ended = monotonic_ns()
         durations = joined - started, inferred - joined, ended - inferred
@@ -348,7 +349,12 @@ class WaveBatch:
     # -- answering ----------------------------------------------------------------------------------------------------
 
     def _answer(
-        self, run: list[tuple[int, RequestPlan]], waves: list[Wave], parts: list[OutputPart], infer_ns: int
+        self,
+        run: list[tuple[int, RequestPlan]],
+        waves: list[Wave],
+        parts: list[OutputPart],
+        infer_ns: int,
+        ran: tuple[int, int],
     ) -> None:
         name, version = self._interface.name, self._version
         has_strings = any(part.elements is not None for part in parts)
@@ -356,27 +362,58 @@ class WaveBatch:
         for (index, plan), wave in zip(run, waves, strict=True):
             end = start + plan.rows * wave.count
             if has_strings:
-                self.executed.singly[index] = [
+                answers = [
                     self._referred(wave, part_record(name, version, request_id, parts, at, at + plan.rows))
                     for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)
                 ]
+                for number, answer in enumerate(answers):
+                    error = answer_too_large(len(answer), name)
+                    if error is not None:
+                        answers[number] = failed_response(answer, error)
+                        self._count_failures(index, 1, error, BACKEND, ran)
+                self.executed.singly[index] = answers
             else:
                 meta = self._meta_of(parts, plan.rows)
                 columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
-                self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
+                self._answer_one(index, meta, columns, infer_ns, ran)
             start = end
+
+    def _answer_one(
+        self, index: int, meta: bytes, columns: Sequence[Buffer], infer_ns: int, ran: tuple[int, int]
+    ) -> None:
+        """Answer a wave with columns. Where the log would not take these, this wave of its run fails and no other."""
+        reply = self._reply(self._waves[index], meta, columns, infer_ns)
+        if isinstance(reply, InternalError):
+            self._fail([index], reply, BACKEND, ran)
+        else:
+            self.executed.answers[index] = reply
+
+    def _any_answered(self, indices: Sequence[int]) -> bool:
+        return any(self.executed.answers[index] or index in self.executed.singly for index in indices)
+
+    def _succeeded(self, indices: Sequence[int]) -> list[int]:
+        """Those of these waves that have answers which are not all failures."""
+        executed = self.executed
+        return [
+            index
+            for index in indices
+            if executed.answers[index] or executed.failed.get(index, 0) < self._waves[index].count
+        ]
 
     def _meta_of(self, parts: Sequence[OutputPart], rows: int) -> bytes:
         return reply_meta(self._interface.name, self._version, tuple([part.described(rows) for part in parts]))
 
-    def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
-        """Pack the answers to a wave; large ones are stored out of band."""
-        reference = None
-        is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
-        if is_large and wave.reply_by_reference:
+    def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes | InternalError:
+        """Pack the answers to a wave; large ones are stored out of band. The error of those that the log would not take
+        and that could not be stored.
+        """
+        size, reference = sum(map(len, columns)), None
+        if size >= BY_REFERENCE_BYTES * wave.count and wave.reply_by_reference:
             reference = self._store(wave, columns)
-        if is_large and reference is None and (size := sum(map(len, columns))) > MAX_RECORD_BYTES:
-            raise InternalError(too_large(size, self._interface.name))
+        if size > port.MAX_RECORD_BYTES and reference is None:
+            error = answer_too_large(size, self._interface.name)
+            assert error is not None
+            return error
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:
@@ -480,7 +517,7 @@ class WaveBatch:
         self._take(run, batch, batch.take(responses, begun.start_wall, (begun.started, begun.joined, inferred)))
 
     def _fail_columns(self, begun: _ColumnRun, error: Exception) -> None:
-        """Fail all waves of a run."""
+        """Fail the waves of a run that have no answer yet."""
         if not isinstance(error, CharoniaError):
             _log.error("model %r failed to execute a batch", self._interface.name, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
@@ -491,15 +528,18 @@ class WaveBatch:
         """Answer the waves of a run, and count it."""
         inferred = monotonic_ns()
         started, joined, count = begun.started, begun.joined, begun.columns.count
+        rows = count * begun.run[0][1].rows
         try:
-            self._answer_columns(begun.run, begun.waves, answers, count, inferred - joined)
+            self._answer_columns(begun.run, begun.waves, answers, count, inferred - joined, (started, rows))
         except Exception as error:
             self._fail_columns(begun, error)
+        indices = [index for index, _ in begun.run]
+        if self.executed.failed and not (indices := self._succeeded(indices)):
             return
         ended = monotonic_ns()
         self.executed.executions.append(
             Execution(
-                *(tuple([index for index, _ in begun.run]), count * begun.run[0][1].rows),
+                *(tuple(indices), rows),
                 *(begun.start_wall, begun.start_wall + ended - started),
                 *(joined - started, inferred - joined, ended - inferred),
             )
@@ -512,6 +552,7 @@ class WaveBatch:
         answers: list[ColumnOutput],
         count: int,
         infer_ns: int,
+        ran: tuple[int, int],
     ) -> None:
         """Answer waves with columns, after the checks of `request_outputs`."""
         plan = run[0][1]
@@ -528,13 +569,13 @@ class WaveBatch:
         meta, places = known
         if len(run) == 1:
             columns = [answers[number].data for number, _ in places]
-            self.executed.answers[run[0][0]] = self._reply(waves[0], meta, columns, infer_ns)
+            self._answer_one(run[0][0], meta, columns, infer_ns, ran)
             return
         start = 0
         for (index, _), wave in zip(run, waves, strict=True):
             end = start + wave.count
             columns = [answers[number].data[start * size : end * size] for number, size in places]
-            self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
+            self._answer_one(index, meta, columns, infer_ns, ran)
             start = end
 
     def _requests_of(self, run: list[tuple[int, RequestPlan]]) -> Batch:
@@ -561,7 +602,7 @@ class WaveBatch:
                 if together:
                     self.executed.answers[index] = together
                 else:
-                    self.executed.singly[index] = [self._referred(self._waves[index], answer) for answer in answers]
+                    self.executed.singly[index] = self._singly(executed, at - count, self._waves[index])
         for failure in executed.failures:
             index = wave_of[failure.index]
             if index in left:
@@ -574,8 +615,24 @@ class WaveBatch:
             self.executed.shares[len(self.executed.executions)] = shares
             self.executed.executions.append(execution)
 
+    def _singly(self, executed: Executed, first: int, wave: Wave) -> list[bytes]:
+        """The answers to the requests of a wave, which begin at index `first` of those executed. A request fails whose
+        answer could not be stored out of band and is more than the log takes.
+        """
+        answers: list[bytes] = []
+        for index in range(first, first + wave.count):
+            answer = self._referred(wave, executed.answers[index])
+            error = answer_too_large(len(answer), self._interface.name)
+            if error is not None:
+                answer = failed_response(answer, error)
+                fail_answered(executed, index, answer, error, wall_ns())
+            answers.append(answer)
+        return answers
+
     def _together(self, wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:
-        """Pack the responses to all requests of a wave as one reply; b"" when they differ in more than tensor bytes."""
+        """Pack the responses to all requests of a wave as one reply; b"" when they differ in more than tensor bytes, or
+        are more than the log takes.
+        """
         if sum(map(len, answers)) > _MOST_TOGETHER_BYTES and len(answers) > 1:
             return b""
         try:
@@ -594,21 +651,29 @@ class WaveBatch:
         columns: list[Buffer] = [tensor.data for tensor in first.outputs]
         if len(responses) > 1:
             columns = [b"".join([r.outputs[number].data for r in responses]) for number in range(len(columns))]
-        return self._reply(wave, reply_meta(first.model, first.version, outputs), columns, infer_ns)
+        reply = self._reply(wave, reply_meta(first.model, first.version, outputs), columns, infer_ns)
+        return b"" if isinstance(reply, InternalError) else reply
 
     def _fail(
         self, indices: Sequence[int], error: CharoniaError, reason: str, run: tuple[int, int] | None = None
     ) -> None:
-        """Answer waves with an error. `run`: when the run that failed began (monotonic ns), and its rows."""
-        end = wall_ns()
-        ran_ns, rows = (monotonic_ns() - run[0], run[1]) if run is not None else (0, 0)
-        error.__traceback__ = None  # it is kept, and its frames hold the batch's bytes
+        """Answer waves that have no answer yet with an error. `run` as in `_count_failures`."""
         for index in indices:
             wave = self._waves[index]
+            if self.executed.answers[index] or index in self.executed.singly:
+                continue
             failed = [pack_failure(i, self._interface.name, self._version, error) for i in wave.ids()]
             self.executed.singly[index] = failed
-            self.executed.failed[index] = wave.count
-            self.executed.failures += [Failure(index, error, reason, end, ran_ns, rows)] * wave.count
+            self._count_failures(index, wave.count, error, reason, run)
+
+    def _count_failures(
+        self, index: int, count: int, error: CharoniaError, reason: str, run: tuple[int, int] | None
+    ) -> None:
+        """Count failed requests of a wave. `run`: when the run that failed began (monotonic ns), and its rows."""
+        ran_ns, rows = (monotonic_ns() - run[0], run[1]) if run is not None else (0, 0)
+        error.__traceback__ = None  # it is kept, and its frames hold the batch's bytes
+        self.executed.failed[index] = self.executed.failed.get(index, 0) + count
+        self.executed.failures += [Failure(index, error, reason, wall_ns(), ran_ns, rows)] * count
 
 
 def _form(plan: RequestPlan, count: int, results: Mapping[str, Array]) -> Hashable:

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance, WindowedInstance
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted
-from charonia.wire import RequestRecord, pack_failure, pack_response
+from charonia.eventlog import port
+from charonia.eventlog.refusal_texts import answer_too_large
+from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, pack_failure, pack_response
 from executors.batches.answers import request_outputs
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_results import BACKEND, Executed, Execution, Failure, count_cancel, count_response
@@ -324,6 +326,9 @@ class StreamedBatch:
         since_ns, self.last_response_ns = one.last_response_ns, monotonic_ns()
         one.last_response_ns = self.last_response_ns
         final = final or not self.several
+        if self.resumable and response is not None and len(response.progress) > port.MAX_RECORD_BYTES:
+            text = f"the progress of a response of model '{self.batch.interface.name}' is more than the log takes"
+            response = ModelResponse(error=InternalError(text))
         if self._unwanted and not self.wanted(one.index):
             if final:
                 self._count_cancel(one)
@@ -378,9 +383,7 @@ class StreamedBatch:
         if response.error is not None:
             return self._failure(one, response.error, final=final)
         tensors = request_outputs(interface, one.plan, response.outputs)
-        if not final:
-            one.sent_bytes += sum([len(tensor.data) for tensor in tensors])
-        return pack_response(
+        packed = pack_response(
             record.id,
             interface.name,
             self.batch.version,
@@ -389,6 +392,14 @@ class StreamedBatch:
             final=final,
             place=self._wire_place(one),
         )
+        # one that may be sent by reference is checked by its writer, once it has tried to store it
+        if record.is_job or not record.flags & FLAG_REPLY_BY_REFERENCE:
+            error = answer_too_large(len(packed), interface.name)
+            if error is not None:
+                raise error
+        if not final:
+            one.sent_bytes += sum([len(tensor.data) for tensor in tensors])
+        return packed
 
     def _failure(self, one: RequestProgress, error: CharoniaError, *, final: bool) -> bytes:
         error.__traceback__ = None

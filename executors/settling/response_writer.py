@@ -20,10 +20,11 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog, Reply
+from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
+from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, failed_response
 from executors.batches.batch_payloads import BatchPayloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
@@ -283,9 +284,11 @@ class ResponseWriter:
         """The record as it is sent; empty when the request is no longer wanted."""
         if not one.batch.wanted(one.index):
             return b""
-        if batch.flags & FLAG_REPLY_BY_REFERENCE and len(one.record) >= BY_REFERENCE_BYTES:
-            return self._payloads.refer(batch.records[one.index], one.record)
-        return one.record
+        if not batch.flags & FLAG_REPLY_BY_REFERENCE or len(one.record) < BY_REFERENCE_BYTES:
+            return one.record
+        record = self._payloads.refer(batch.records[one.index], one.record)
+        error = answer_too_large(len(record), one.batch.batch.interface.name)
+        return record if error is None else failed_response(record, error)
 
     async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:
         await insist(lambda: self._log.append(stream, fields), _NOT_TAKEN)

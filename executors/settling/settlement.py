@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from charonia import keys
-from charonia.calls.entry_packer import inputs_of, replies_of
+from charonia.calls.entry_packer import inputs_of, replies_of, replies_to, reported_response
 from charonia.eventlog.port import Reply
 from charonia.facts.events import (
     FIELD_FACT,
@@ -52,8 +51,6 @@ from charonia.wire import (
     FLAG_TIMED,
     BatchHeader,
     RequestRecord,
-    record_fields,
-    report_response,
     time_response,
     unpack_response,
 )
@@ -242,7 +239,7 @@ def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices
     chosen = records if whole else [records[index] for index in indices]
     if len({record.endpoint for record in chosen}) == 1:  # nearly always
         endpoint, sent = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
-        return [Reply(keys.replies(endpoint), record_fields(sent))] if endpoint else []
+        return replies_to(endpoint, sent) if endpoint else []
     return replies_of((records[index].endpoint, answers[index]) for index in indices)
 
 
@@ -322,7 +319,7 @@ def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[by
             about.append(("charonia.timeout_us", record.timeout_us))
         try:
             report = _report(header, record, found[index], execution, failures.get(index), tuple(about))
-            found[index] = report_response(found[index], report)
+            found[index] = reported_response(found[index], report)
         except Exception:  # a missing report must not cost the answer
             _log.exception("what happened to a request of '%s' cannot be reported", header.model)
     return found

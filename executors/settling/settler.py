@@ -16,16 +16,27 @@ from typing import Any
 from charonia import keys
 from charonia.calls.entry_packer import replies_of, reports_to_gateways
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, LogUnavailable
+from charonia.errors import CharoniaError, InternalError, LogUnavailable
+from charonia.eventlog import port
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
+from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.facts.events import FIELD_FACT, BatchFinished
 from charonia.facts.jobs import OUTCOME_CODES, JobState
+from charonia.models.names import name_of
 from charonia.tasks import Tasks, insist
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED, BatchHeader
+from charonia.wire import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    FLAG_REPLY_BY_REFERENCE,
+    FLAG_TIMED,
+    FLAG_TRACED,
+    BatchHeader,
+    failed_response,
+)
 from executors.batches.batch_payloads import BatchPayloads
-from executors.batches.batch_results import Executed
+from executors.batches.batch_results import Executed, fail_answered
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
@@ -97,12 +108,20 @@ class Settler:
         assert header is not None
         if batch.flags & FLAG_TIMED:  # jobs keep what they are answered, receipts included
             executed.answers = with_receipts(self._executor, header, records, executed)
+        via_owner = header.via_owner and batch.stream is None
+        whole = answers = self._reported(batch, executed)
+        if via_owner:
+            whole = answers = self._together(batch, executed, answers)
+        elif batch.flags & FLAG_REPLY_BY_REFERENCE:
+            if sum(map(len, answers)) > _LONG_COPY_BYTES:
+                answers = await asyncio.to_thread(self._referred, batch, executed, answers)
+            else:
+                answers = self._referred(batch, executed, answers)
         ending = settlement(self._executor, header, records, executed, batch.flags)
         key = keys.statistics(loaded.model, loaded.version, loaded.content_hash)
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
         won: Won = {}
-        via_owner = header.via_owner and batch.stream is None
         ran = None if via_owner else self._starts.reported_with(batch, ending.indices)
         await self._starts.report(batch)
         if via_owner:
@@ -112,17 +131,6 @@ class Settler:
                 jobs, ending = ending.split_jobs()
                 won = await self._write(batch, executed, jobs, [], None)
                 together = None
-        answers: Sequence[bytes] = executed.answers
-        if batch.flags & FLAG_TIMED:
-            answers = with_durations(records, executed)
-        if batch.flags & FLAG_TRACED:
-            answers = with_reports(batch, executed, answers, self._executor)
-        whole = answers
-        if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            if sum(map(len, answers)) > _LONG_COPY_BYTES:
-                answers = await asyncio.to_thread(self._referred, batch, answers)
-            else:
-                answers = self._referred(batch, answers)
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
@@ -160,6 +168,10 @@ class Settler:
         stores = batch.flags & FLAG_REPLY_BY_REFERENCE and batch.referred is None
         if stores and sum(map(len, executed.answers)) > _LONG_COPY_BYTES:
             return False  # in a thread
+        answers: Sequence[bytes] = executed.answers
+        if batch.flags & FLAG_REPLY_BY_REFERENCE:
+            # if this settlement fails, `settle` must not store them again: no reader would remove those
+            answers = batch.referred = self._referred(batch, executed, answers)
         outcomes, ran, start_unreported = b"", None, batch.start_unreported
         if batch.flags & FLAG_JOURNALLED:
             if executed.failures or not all(record.journalled for record in records):
@@ -169,10 +181,6 @@ class Settler:
             if batch.start_unreported:
                 return False
         counted = increments(records, executed)
-        answers: Sequence[bytes] = executed.answers
-        if batch.flags & FLAG_REPLY_BY_REFERENCE:
-            # if this settlement fails, `settle` must not store them again: no reader would remove those
-            answers = batch.referred = self._referred(batch, answers)
 
         here = not header.report_to
         fields = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
@@ -255,11 +263,65 @@ class Settler:
         answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
 
-    def _referred(self, batch: SubmittedBatch, answers: Sequence[bytes]) -> Sequence[bytes]:
-        """The answers, with large ones stored out of band, unless these are already."""
+    def _reported(self, batch: SubmittedBatch, executed: Executed) -> Sequence[bytes]:
+        """The answers, with durations and reports for the requests that want them."""
+        answers: Sequence[bytes] = executed.answers
+        if batch.flags & FLAG_TIMED:
+            answers = with_durations(batch.records, executed)
+        if batch.flags & FLAG_TRACED:
+            answers = with_reports(batch, executed, answers, self._executor)
+        return answers
+
+    def _referred(self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes]) -> Sequence[bytes]:
+        """The answers, with large ones stored out of band, unless these are already. A request fails whose answer could
+        not be stored and is more than the log takes.
+        """
         if batch.referred is not None or max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
             return answers if batch.referred is None else batch.referred
-        return [self._payloads.refer(record, answer) for record, answer in zip(batch.records, answers, strict=True)]
+        sent = [self._payloads.refer(record, answer) for record, answer in zip(batch.records, answers, strict=True)]
+        errors: dict[int, CharoniaError] = {}
+        for index, (answer, unreported) in enumerate(zip(sent, executed.answers, strict=True)):
+            error = answer_too_large(min(len(answer), len(unreported)), _model_of(batch))  # a report always fits
+            if error is not None:
+                errors[index] = error
+        return self._failed(batch, executed, sent, errors)
+
+    def _together(self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes]) -> Sequence[bytes]:
+        """The answers that go to the owner in one record: those that do not fit in it are replaced by errors."""
+        size = sum(map(len, answers))
+        if size <= port.MAX_RECORD_BYTES or executed.death is not None:
+            return answers
+        text = (
+            f"the answers of a batch of model '{_model_of(batch)}' have {size} bytes, and the log takes no more than "
+            f"{port.MAX_RECORD_BYTES} bytes of those that are sent in order"
+        )
+        errors: dict[int, CharoniaError] = {}
+        fits_bytes = port.MAX_RECORD_BYTES
+        for index, answer in enumerate(answers):
+            if len(answer) > fits_bytes:
+                errors[index] = InternalError(text)
+            else:
+                fits_bytes -= len(answer)
+        return self._failed(batch, executed, answers, errors)
+
+    def _failed(
+        self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], errors: Mapping[int, CharoniaError]
+    ) -> Sequence[bytes]:
+        """The answers, with these errors in the place of some, which then count as failures."""
+        if not errors:
+            return answers
+        assert batch.header is not None
+        now_ns = wall_ns()
+        for index, error in errors.items():
+            fail_answered(executed, index, failed_response(answers[index], error), error, now_ns)
+        if batch.flags & FLAG_TIMED:
+            receipted = with_receipts(self._executor, batch.header, batch.records, executed)
+            for index in errors:
+                executed.answers[index] = receipted[index]
+        failures = [answer if index in errors else b"" for index, answer in enumerate(executed.answers)]
+        if batch.flags & FLAG_TRACED:
+            failures = with_reports(batch, executed, failures, self._executor)
+        return [failure or answer for failure, answer in zip(failures, answers, strict=True)]
 
     async def _write(
         self,
@@ -369,6 +431,11 @@ class Settler:
 
     async def _append(self, reply: Reply) -> None:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the end of a batch cannot be written")
+
+
+def _model_of(batch: SubmittedBatch) -> str:
+    assert batch.header is not None
+    return name_of(batch.header.model)
 
 
 _DELAY_S = 0.01

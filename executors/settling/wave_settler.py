@@ -23,6 +23,7 @@ from struct import Struct
 from typing import Any
 
 from charonia import failpoints, keys
+from charonia.calls.entry_packer import replies_to
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
@@ -43,7 +44,7 @@ from charonia.facts.usage import (
     nothing,
 )
 from charonia.tasks import Tasks, insist
-from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields, response_sizes, wave_reply_bytes
+from charonia.wire import FIELD_WAVE, BatchHeader, Wave, response_sizes, wave_reply_bytes
 from executors.batches.batch_results import Execution, Failure
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
@@ -284,7 +285,7 @@ class WaveSettler:
                 self._sockets.seek(wave.endpoint)
                 replies.append(Reply(keys.replies(wave.endpoint), [FIELD_WAVE, answer]))
             elif singly is not None:
-                replies.append(Reply(keys.replies(wave.endpoint), record_fields(singly)))
+                replies += replies_to(wave.endpoint, singly)
             else:
                 left.append(wave.id)
                 continue

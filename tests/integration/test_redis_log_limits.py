@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 from own_server import PATIENCE_S, admin
 
 from charonia import keys
-from charonia.errors import LogUnavailable, StartupError
+from charonia.errors import InvalidArgument, LogUnavailable, StartupError
+from charonia.eventlog import port
 from charonia.eventlog.embedded import PrivateServer
-from charonia.eventlog.port import Limits
+from charonia.eventlog.port import Limits, ProgressPart, Reply
 from charonia.eventlog.redis import RedisLog
 
 pytestmark = pytest.mark.integration
@@ -135,3 +137,36 @@ async def test_entries_go_by_the_names_of_the_key_table(server: PrivateServer, l
         keys.alive("batcher", "me"),
         keys.blob("b"),
     }
+
+
+async def test_a_string_that_the_server_would_not_take_is_refused_before_it_is_sent(
+    server: PrivateServer, log: RedisLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would end the connection, and with it what others have sent on that."""
+    most = 1 << 20
+    await admin(server, "CONFIG", "SET", "proto-max-bulk-len", str(most))
+    monkeypatch.setattr(port, "MAX_STRING_BYTES", most)
+    above = bytes(most + 1)
+    text = f"{most + 1} bytes are more than the event log takes at once \\({most}\\)"
+    await log.accept("m", 0, 0, [(b"a", 1)], [b"r", b"x"], Limits())
+
+    async def refused(call: Awaitable[object]) -> None:
+        with pytest.raises(InvalidArgument, match=text):
+            await call
+
+    def end_now() -> bool:
+        return log.settle_now("m", [(b"a", 0)], None, [Reply(b"s", [b"r", above])], [], lambda _outcome: None)
+
+    part = ProgressPart(b"a", 0, 0, [above])
+    small = [asyncio.ensure_future(log.append(b"s", [b"r", b"%d" % n])) for n in range(10)]
+    await refused(log.append(b"s", [b"r", above]))
+    await refused(log.accept("m", 0, 0, [(b"b", 1)], [b"r", above], Limits()))
+    await refused(log.put_blob("b", above, 60))
+    await refused(log.append_progress("m", [part]))
+    await refused(log.settle("m", [(b"a", 0)], None, [Reply(b"s", [b"r", above])]))
+    with pytest.raises(InvalidArgument, match=text):
+        end_now()
+    await asyncio.wait_for(asyncio.gather(*small), PATIENCE_S)
+    assert await log.pending("m") == (1, 1)
+    await log.append(b"s", [b"r", above[:most]])
+    assert [len(entry.fields[1]) for entry in await log.range(b"s")] == [1] * 10 + [most]

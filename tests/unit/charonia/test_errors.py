@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.errors import (
+    MAX_MESSAGE_CHARACTERS,
     CharoniaError,
     ConfigError,
     ErrorCode,
@@ -67,3 +68,10 @@ def test_an_error_anew_is_equal_and_holds_on_to_nothing() -> None:
             vars(error),
         )
         assert again.__traceback__ is again.__cause__ is again.__context__ is None
+
+
+def test_a_text_without_end_is_cut() -> None:
+    whole = "x" * MAX_MESSAGE_CHARACTERS
+    assert InvalidArgument(whole).message == whole
+    cut = InvalidArgument(whole + "yz")
+    assert (cut.message, str(cut.again())) == (whole + "…", whole + "…")

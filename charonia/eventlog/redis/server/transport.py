@@ -20,6 +20,8 @@ from typing import Any, cast
 import hiredis
 
 from charonia.errors import LogRefused, LogUnavailable
+from charonia.eventlog import port
+from charonia.eventlog.refusal_texts import string_too_large
 from charonia.tensors import Buffer
 
 _logger = logging.getLogger(__name__)
@@ -250,16 +252,19 @@ UNCOPIED_BYTES = 32_768
 
 
 def pack(command: Sequence[Argument]) -> bytes:
-    """One packed command with small arguments."""
+    """One packed command with small arguments. Raises as `pack_pieces`."""
     try:
         packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
     except TypeError:  # a bytearray
         return b"".join(pack_pieces(command))
-    return packed
+    return packed if len(packed) <= port.MAX_STRING_BYTES else b"".join(pack_pieces(command))
 
 
 def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
-    """One command as pieces to be written in order; arguments of at least `UNCOPIED_BYTES` are not copied."""
+    """One command as pieces to be written in order; arguments of at least `UNCOPIED_BYTES` are not copied.
+
+    Raises `InvalidArgument` for one with which the server would end the connection.
+    """
     pieces: list[Buffer] = []
     head = bytearray(b"*%d\r\n" % len(command))
     for argument in command:
@@ -271,6 +276,8 @@ def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
             body = str(argument).encode()
         head += b"$%d\r\n" % len(body)
         if len(body) >= UNCOPIED_BYTES:
+            if len(body) > port.MAX_STRING_BYTES:
+                raise string_too_large(len(body))
             pieces.append(bytes(head))
             pieces.append(body)
             head = bytearray()

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from charonia import keys
-from charonia.calls.entry_packer import MAX_IN_GROUP, EntryIds, Ids, inputs_of, reports_to_gateways
+from charonia.calls.entry_packer import (
+    MAX_IN_GROUP,
+    EntryIds,
+    Ids,
+    inputs_of,
+    replies_of,
+    replies_to,
+    reported_response,
+    reports_to_gateways,
+)
+from charonia.eventlog import port
 from charonia.tensors import Tensor
 from charonia.traces.contexts import TIMESTAMPS, Context
-from charonia.traces.reports import Report
+from charonia.traces.reports import Report, tensors_of
 from charonia.wire import (
     FILE,
     Reference,
@@ -93,3 +106,27 @@ def test_inputs_that_are_not_here_are_none() -> None:
     assert inputs_of(elsewhere) == []
     elsewhere.data = memoryview(X.data)
     assert inputs_of(elsewhere) == [X]
+
+
+def test_answers_that_the_log_would_not_take_as_one_entry_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 10)
+    monkeypatch.setattr(port, "MAX_ENTRY_BYTES", 20)
+    answers = [b"a" * 10, b"b" * 10, b"c" * 5, b"d" * 10, b"e" * 5, b"f"]
+    found = [list(records_of(reply.fields)) for reply in replies_of(("g", one) for one in answers)]
+    assert found == [answers[:2], answers[2:5], answers[5:]]
+    assert [list(records_of(reply.fields)) for reply in replies_to("g", answers[:2])] == [answers[:2]]
+    assert len(replies_to("g", [b"a"] * 20)) == 1
+
+
+def test_a_report_that_the_log_would_not_take_has_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = pack_response(bytes(16), "m", 3, [X], {})
+    report = Report(b"spanspan", "m", 3, "q", (), tensors=tensors_of("INPUT", [X]))
+    report = replace(report, children=(report,))
+    assert unpack_response(reported_response(answer, report)).report == report
+    monkeypatch.setattr(port, "MAX_STRING_BYTES", len(report_response(answer, report)) - 1)
+    found = unpack_response(reported_response(answer, report))
+    assert found.report == replace(report, tensors=(), children=())
+    assert [tensor.data for tensor in found.outputs] == [X.data]
+    # an answer that is stored out of band does not count, and its report is as long as any other
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", len(answer) - len(X.data))
+    assert unpack_response(reported_response(answer, report)).report == report

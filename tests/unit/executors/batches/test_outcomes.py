@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from instance_pool import Doubling, Pool
+from instance_pool import MODEL, Doubling, DoublingRequests, Pool
 from wave_senders import meta_of_one
 
-from charonia.backend import Outcome, Timings
+from charonia.backend import ColumnOutput, ModelRequest, ModelResponse, Outcome, RequestColumns, Timings
+from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
+from charonia.eventlog import port
+from charonia.models.interface import TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_response, unpack_wave, unpack_wave_reply, wave_head
-from executors.batches import batch_results, execution, wave_execution
+from executors.batches import wave_execution
 from executors.batches.batch_results import Executed
 from executors.batches.wave_execution import ExecutedWaves
+from executors.settling.wave_settler import WaveCounts
 
 
 class Careful(Doubling):
@@ -41,8 +46,8 @@ class Careful(Doubling):
 
 TOO_LARGE = "the answer of model 'm' has"
 REST = (
-    f"which is more than the log takes ({batch_results.MAX_RECORD_BYTES} bytes): only answers to requests that are no "
-    "jobs, on the machine of their gateway, may be larger"
+    "which is more than the log takes ({} bytes): only answers to requests that are no jobs, on the machine of their "
+    "gateway, may be larger"
 )
 
 
@@ -109,12 +114,17 @@ async def test_batches_have_the_sizes_of_the_instance() -> None:
     await under.pool.close()
 
 
-def wave(*numbers: float) -> Wave:
+def wave(*numbers: float, reply_by_reference: bool = False) -> Wave:
     """One request for each number."""
     data = np.array(numbers, np.float32)
     meta = meta_of_one(Tensor.of("x", data[:1].reshape(1, 1)), "y")
     head = wave_head(
-        *(b"p" * 15, len(numbers), b"g-1", meta), rows=1, signature=7, level=0, accepted_ns=1, reply_by_reference=False
+        *(b"p" * 15, len(numbers), b"g-1", meta),
+        rows=1,
+        signature=7,
+        level=0,
+        accepted_ns=1,
+        reply_by_reference=reply_by_reference,
     )
     return unpack_wave(head + data.tobytes())
 
@@ -155,20 +165,153 @@ async def test_waves_have_the_sizes_and_times_of_the_instance() -> None:
 async def test_an_answer_that_the_log_would_not_take_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     under = Pool(Careful())
     (whole,) = (await under.run(1)).answers
-    for module in (execution, wave_execution):
-        monkeypatch.setattr(module, "MAX_RECORD_BYTES", len(whole) - 1)
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", len(whole) - 1)
     executed = await under.run(1, 2)
-    assert await answers_of(executed) == [f"{TOO_LARGE} {len(whole)} bytes, {REST}"] * 2
+    assert await answers_of(executed) == [f"{TOO_LARGE} {len(whole)} bytes, {REST.format(len(whole) - 1)}"] * 2
     assert [failure.index for failure in executed.failures] == [0, 1]
     assert executed.executions[0].indices == ()
     await under.pool.close()
 
 
 async def test_of_a_wave_that_the_log_would_not_take_each_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wave_execution, "MAX_RECORD_BYTES", 7)
-    monkeypatch.setattr(wave_execution, "BY_REFERENCE_BYTES", 4)
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 7)
     under = Pool(Careful())
     executed, answers = await run_wave(under, 1, 2)
     assert executed.failed == {0: 2}
-    assert answers == [f"{TOO_LARGE} 8 bytes, {REST}"] * 2
+    assert answers == [f"{TOO_LARGE} 8 bytes, {REST.format(7)}"] * 2
+    assert executed.executions == []
+    await under.pool.close()
+
+
+class DoublingColumns(DoublingRequests):
+    """Doubles, from columns to columns."""
+
+    takes_columns = True
+
+    async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput]:
+        await asyncio.sleep(0)
+        doubled = np.frombuffer(columns.inputs[0].data, np.float32) * 2
+        return [ColumnOutput("y", DataType.FP32, (1, 1), doubled.tobytes())]
+
+    def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
+        """Nothing is cancelled."""
+
+
+@pytest.mark.parametrize("make", [Doubling, Refusing, DoublingColumns])
+async def test_only_the_waves_of_a_run_that_are_too_large_fail(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted as what their callers got."""
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 7)
+    under = Pool(make())
+    waves = [wave(1), wave(2, 3), wave(4)]
+    _, future = under.run_batch((), waves=waves)
+    executed = await asyncio.wait_for(future, 30)
+    assert isinstance(executed, ExecutedWaves)
+    small = [unpack_wave_reply(executed.answers[index]) for index in (0, 2)]
+    assert [np.frombuffer(one.columns[0], "<f4").tolist() for one in small] == [[2], [8]]
+    assert not executed.answers[1]
+    assert await answers_of(Executed(executed.singly[1])) == [f"{TOO_LARGE} 8 bytes, {REST.format(7)}"] * 2
+    assert executed.singly.keys() == executed.failed.keys() == {1}
+    assert [failure.index for failure in executed.failures] == [1, 1]
+    assert [(one.indices, one.rows) for one in executed.executions] == [((0, 2), 4)]
+    counts = WaveCounts()
+    counts.executed(executed.executions[0], waves, executed.failed)
+    counts.failed(executed.failures, waves)
+    assert (counts.increments()["success_count"], counts.increments()["fail_count"]) == (2, 2)
+    await under.pool.close()
+
+
+async def test_a_wave_whose_answers_cannot_be_packed_leaves_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = wave_execution.pack_wave_reply
+
+    def fails_for_two(prefix: bytes, count: int, *more: Any) -> bytes:
+        if count == 2:
+            raise MemoryError
+        return pack(prefix, count, *more)
+
+    monkeypatch.setattr(wave_execution, "pack_wave_reply", fails_for_two)
+    for make in (Doubling, Refusing, DoublingColumns):
+        under = Pool(make())
+        _, future = under.run_batch((), waves=[wave(1), wave(2, 3)])
+        executed = await asyncio.wait_for(future, 30)
+        assert isinstance(executed, ExecutedWaves)
+        assert np.frombuffer(unpack_wave_reply(executed.answers[0]).columns[0], "<f4").tolist() == [2]
+        assert await answers_of(Executed(executed.singly[1])) == ["MemoryError: "] * 2
+        assert (executed.failed, [one.indices for one in executed.executions]) == ({1: 2}, [(0,)])
+        await under.pool.close()
+
+
+async def test_of_a_wave_that_is_answered_singly_only_requests_that_are_too_large_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their answers may have gone by reference, and there was no room for them."""
+
+    class Growing(DoublingRequests):
+        async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+            found = []
+            for request in requests:
+                size = int(request.inputs[0].array()[0, 0])
+                found.append(ModelResponse([Tensor.of("y", np.zeros((1, 1), np.float32))], {"p": "x" * size}))
+            return found
+
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 1000)
+    stored: list[Wave] = []
+
+    def no_room(one: Wave, columns: Sequence[Any]) -> None:
+        stored.append(one)
+
+    monkeypatch.setattr(wave_execution, "BY_REFERENCE_BYTES", 1)
+    under = Pool(Growing())
+    waves = [wave(5, 5000, 7, reply_by_reference=True)]
+    _, future = under.run_batch((), waves=waves, put_columns=no_room)
+    executed = await asyncio.wait_for(future, 30)
+    assert isinstance(executed, ExecutedWaves)
+    assert len(stored) == 3
+    found = [unpack_response(one) for one in executed.singly[0]]
+    assert [one.error is None for one in found] == [True, False, True]
+    assert str(found[1].error).startswith(f"{TOO_LARGE} 50")
+    assert executed.failed == {0: 1}
+    assert executed.succeeded(0, 0, 3) == 2
+    counts = WaveCounts()
+    counts.executed(executed.executions[0], waves, executed.failed, executed.shares[0])
+    counts.failed(executed.failures, waves)
+    assert (counts.increments()["success_count"], counts.increments()["fail_count"]) == (2, 1)
+    await under.pool.close()
+
+
+async def test_of_strings_that_are_too_large_only_their_requests_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strings(Doubling):
+        def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+            return {"y": np.array([[b"x" * int(size)] for size in inputs["x"].ravel()], object)}
+
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 1000)
+    interface = replace(MODEL, outputs={"y": TensorSpec("y", DataType.BYTES, (1,))})
+    monkeypatch.setattr("instance_pool.MODEL", interface)
+    under = Pool(Strings())
+    _, future = under.run_batch((), waves=[wave(5, 5000, 7)])
+    executed = await asyncio.wait_for(future, 30)
+    assert isinstance(executed, ExecutedWaves)
+    found = [unpack_response(one) for one in executed.singly[0]]
+    assert [one.error is None for one in found] == [True, False, True]
+    assert executed.failed == {0: 1}
+    assert [failure.batch_rows for failure in executed.failures] == [3]
+    assert executed.succeeded(0, 0, 3) == 2
+    await under.pool.close()
+
+
+async def test_a_large_answer_to_the_only_request_of_a_wave_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might have gone by reference, and there was no room for it."""
+
+    class Bare(DoublingRequests):
+        async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+            return [ModelResponse(one.outputs) for one in await super().execute_requests(requests)]
+
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 3)
+    monkeypatch.setattr(wave_execution, "BY_REFERENCE_BYTES", 4)
+    under = Pool(Bare())
+    _, future = under.run_batch((), waves=[wave(1, reply_by_reference=True)], put_columns=lambda *_: None)
+    executed = await asyncio.wait_for(future, 30)
+    assert isinstance(executed, ExecutedWaves)
+    ((answer,),) = executed.singly.values()
+    assert str(unpack_response(answer).error).startswith(TOO_LARGE)
+    assert (executed.failed, executed.executions) == ({0: 1}, [])
     await under.pool.close()

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import text_format
 
 from charonia.backend import ModelResponse
+from charonia.eventlog import port
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -157,6 +158,18 @@ def test_what_the_log_does_not_have_is_known_until_it_is_written() -> None:
         one.leaving = 1
         _, (written, _) = run(one, header(), record(1, start=True), 5)
         assert (written[record(1).id].state, one.unwritten(), one.checkpoints) == (None, [], False)
+
+
+def test_a_state_that_the_log_would_not_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 10)
+    for every in (1, 5):
+        known = sequences(every=every)
+        _, (written, _) = run(known, header(), record(1, start=True), 5)
+        assert (written[record(1).id].state, known.newest(KEY), known.unwritten()) == (None, None, [])
+        assert run(known, header(), record(2), 6)[0] == 5, "it is known here"
+        other = sequences(every=every)
+        other.restore([KEY], [(written[record(1).id].about, b"")])
+        assert begin(other, header(binding=2), record(3)).errors
 
 
 def test_what_has_another_place_at_the_same_executor_is_known_although_the_log_has_an_older_state() -> None:

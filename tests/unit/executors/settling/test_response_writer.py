@@ -11,12 +11,14 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.backend import ModelRequest, ModelResponse
+from charonia.eventlog import port
 from charonia.eventlog.port import Limits, ProgressPart, Reply
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     BatchHeader,
     RequestRecord,
+    ResponseRecord,
     pack_request,
     records_of,
     request_meta,
@@ -64,6 +66,7 @@ class Written:
         """By id, how each request ended."""
         self.sent: list[tuple[bytes, int]] = []
         """The responses that were sent, by id and index."""
+        self.responses: list[ResponseRecord] = []
         self.over = 0
         self.writer = ResponseWriter(log, "x", None, self._cancel, OwnerReports(log, None))  # type: ignore[arg-type]
         header = BatchHeader("b", "m", 1, "h", 1, (1, 1), b"f:{m}")
@@ -91,6 +94,7 @@ class Written:
             found = unpack_response(response)
             assert found.place is not None
             self.sent.append((found.id, found.place[1]))
+            self.responses.append(found)
         self.over += last
 
     async def written(self) -> None:
@@ -220,3 +224,22 @@ async def test_nothing_is_written_after_what_was_abandoned() -> None:
         await asyncio.sleep(0)
     assert log.taken == 0
     assert await log.progress("m", [world.records[0].id]) == [[b"a"]]
+
+
+async def test_progress_that_the_log_would_not_take_is_an_error_of_its_response(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 100)
+    world = Written(log)
+    first, second = [one.id for one in world.records]
+    for progress in (b"a", bytes(101), b"b"):
+        world.run.send(0, given(progress), final=False)
+    for index in range(2):
+        world.run.send(index, given(b""), final=True)
+    await world.written()
+    assert world.settled == {first: "", second: ""}
+    assert sorted(world.sent) == [(first, 0), (first, 1), (first, 2)]
+    failed = [one for one in world.responses if one.error is not None]
+    assert [(one.place, str(one.error)) for one in failed] == [
+        ((1, 1), "the progress of a response of model 'm' is more than the log takes")
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +16,28 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
+from charonia.eventlog import port
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Entry, Limits, Reply, Settled
 from charonia.facts.events import BatchFinished, Fact, LaneOpened, RequestsRescheduled, facts_of
+from charonia.facts.jobs import JobState
 from charonia.facts.journal import read_facts
+from charonia.inference import RECEIPT
 from charonia.tensors import Tensor
+from charonia.traces.contexts import TIMESTAMPS, Context
 from charonia.wire import (
     FLAG_JOURNALLED,
     FLAG_REPLY_BY_REFERENCE,
+    FLAG_TIMED,
+    FLAG_TRACED,
     BatchHeader,
     pack_request,
     pack_response,
+    records_of,
     request_meta,
     unpack_request,
+    unpack_response,
 )
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_payloads import BatchPayloads
@@ -78,13 +88,14 @@ async def settle(
         REQUEST_ID,
         b"gateway-1",
         b"",
-        request_meta(1, "", [Tensor.of("x", np.zeros((1, 1), np.float32))], (), {}),
+        request_meta(1, "", [Tensor.of("x", np.zeros((1, 1), np.float32))], (), {RECEIPT: True}),
         [b"\0" * 4],
         rows=1,
         signature=0,
         level=0,
         accepted_ns=1,
         flags=FLAG_REPLY_BY_REFERENCE | flags,
+        trace=Context(TIMESTAMPS, bytes(16), bytes(8)) if flags & FLAG_TRACED else None,
     )
     record = unpack_request(packed)
     report_to = keys.facts("m") if link is None else b""
@@ -219,3 +230,30 @@ async def test_a_settlement_that_was_not_recorded_is_not_told_to_the_process(tmp
         async with asyncio.timeout(0.1):
             await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), link=link)
     assert told == []
+
+
+@pytest.mark.parametrize("flags", [0, FLAG_JOURNALLED, FLAG_TIMED | FLAG_TRACED])
+@pytest.mark.parametrize("what", ["plain", "turned away", "lost"])
+async def test_an_answer_that_finds_no_room_and_is_too_large_for_the_log_is_a_failure_once(
+    monkeypatch: pytest.MonkeyPatch, what: str, flags: int
+) -> None:
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", BY_REFERENCE_BYTES)
+    log = MemoryLog() if what == "plain" else TurnedAway(loses=what == "lost")
+    journalled = bool(flags & FLAG_JOURNALLED)
+    await log.accept("m", 0, 0, [(REQUEST_ID, 4)], [b"r", b""], Limits(0, 0), journalled=journalled)
+    answer = pack_response(REQUEST_ID, "m", 1, [Tensor.of("y", np.zeros(BY_REFERENCE_BYTES, np.uint8))], {})
+    await settle(log, PayloadDirectory("", "executor-1"), answer, flags)
+
+    (entry,) = await log.range(keys.replies("gateway-1"))
+    (response,) = [unpack_response(record) for record in records_of(entry.fields)]
+    assert response.error is not None
+    assert re.match(r"the answer of model 'm' has \d+ bytes, which is more than the log takes", response.error.message)
+    assert await log.pending("m") == (0, 0)
+    counted = await log.statistics(keys.statistics("m", 1, "h"))
+    assert (counted["fail_count"], "success_count" in counted) == (1, False)
+    if flags & FLAG_TRACED:
+        assert response.report is not None
+        assert response.report.error == response.error.message
+        assert json.loads(response.error.receipt)["failed"] is True
+    told = [fact for one in await log.range(keys.journal("m")) for fact in read_facts(one.fields)]
+    assert [fact.outcomes for fact in told if fact.kind == "ended"] == ([(JobState.FAILED,)] if journalled else [])
