@@ -56,6 +56,8 @@ class BatchRun:
     stop: str = ""
     lost: bool = False
     """Another gateway drives it now."""
+    missing: str = ""
+    """Why its input file can no longer be read, "" while it can."""
     jobs: dict[int, list[str]] = field(default_factory=dict)
     """By line number the jobs under way."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -156,14 +158,16 @@ class BatchRuns:
         caller = Caller(state.tenant, self._handler.identifies)
         run = BatchRun(state, token, caller, Counts())
         self._runs[batch_id] = run
+        file: FileRecord | None = None
         try:
             file = await self._files.find(state.input_file, state.tenant)
             if not state.started_s and not await self._validated(run, file):
                 return
         except ApiError as error:
-            missing = {"code": "input_file_missing", "line": None, "message": error.message, "param": "input_file_id"}
-            await self._end(run, FAILED, errors=[missing])
-            return
+            if not state.started_s:
+                await self._end(run, FAILED, errors=[_missing(error.message)])
+                return
+            run.missing = error.message  # what has been answered is kept
         run.counts.total = state.counts.total
         unstored: list[str] = []
         async for number, ok, tokens, _, jobs in self._batches.results(batch_id):
@@ -174,7 +178,8 @@ class BatchRuns:
         watching = loop.create_task(self._watch(run))
         deleting = loop.create_task(self._lines.delete(run, unstored))
         try:
-            await self._run_lines(run, file)
+            if file is not None and len(run.done) < run.counts.total:
+                await self._run_lines(run, file)
             await deleting
         finally:
             for task in (watching, deleting):
@@ -223,20 +228,26 @@ class BatchRuns:
         return True
 
     async def _run_lines(self, run: BatchRun, file: FileRecord) -> None:
-        """Ask for every line that has no result, so many at a time, until the end or until the run is to stop."""
+        """Ask for every line that has no result, so many at a time, until the end or until the run is to stop.
+
+        When the file is gone meanwhile, the lines under way go on.
+        """
         slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         checked = Validation(run.state.endpoint)
         async with asyncio.TaskGroup() as tasks:
-            async for text in self._read(file):
-                line = checked.check(text)
-                if line is None or line.number in run.done:
-                    continue
-                await slots.acquire()
-                if run.stop or run.lost:
-                    break
-                task = tasks.create_task(self._run_line(run, line, slots))
-                run.tasks.add(task)
-                task.add_done_callback(run.tasks.discard)
+            try:
+                async for text in self._read(file):
+                    line = checked.check(text)
+                    if line is None or line.number in run.done:
+                        continue
+                    await slots.acquire()
+                    if run.stop or run.lost:
+                        break
+                    task = tasks.create_task(self._run_line(run, line, slots))
+                    run.tasks.add(task)
+                    task.add_done_callback(run.tasks.discard)
+            except ApiError as error:
+                run.missing = error.message
 
     async def _run_line(self, run: BatchRun, line: BatchLine, slots: asyncio.Semaphore) -> None:
         try:
@@ -311,8 +322,11 @@ class BatchRuns:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _finalize(self, run: BatchRun, file: FileRecord) -> None:
-        """Write the files and end the batch. The ids of the files have the token: a lost owner writes other files."""
+    async def _finalize(self, run: BatchRun, file: FileRecord | None) -> None:
+        """Write the files and end the batch. The ids of the files have the token: a lost owner writes other files.
+
+        Without its input the lines without an answer cannot be named: the batch says so, and keeps its answers.
+        """
         if not run.stop:
             await self._add(run, {"kind": FINALIZING, "time_s": now_s()})
         state = run.state
@@ -325,14 +339,22 @@ class BatchRuns:
         async for number, ok, tokens, line, _ in self._batches.results(state.id):
             if self._count(written, number, ok, tokens):
                 await (output if ok else errors).write(line)
-        if run.stop:
-            await self._write_rest(run.stop, written, file, errors)
+        if run.stop and file is not None and counts.done < counts.total:
+            try:
+                await self._write_rest(run.stop, written, file, errors)
+            except ApiError as error:
+                run.missing = error.message
+        outcome = run.stop or COMPLETED
+        about: dict[str, Any] = {}
+        if run.missing and (left := counts.total - counts.done) > 0:
+            outcome = run.stop or FAILED
+            about["errors"] = [_missing(f"{run.missing}: {left} requests have neither an answer nor an error")]
         name = state.id
         files = {
             "output_file": await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
             "error_file": await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),
         }
-        await self._end(run, run.stop or COMPLETED, counts=counts.note(), **files)
+        await self._end(run, outcome, counts=counts.note(), **files, **about)
 
     async def _write_rest(self, stop: str, written: BatchRun, file: FileRecord, errors: FileWriter) -> None:
         """Write a line for each request that was not answered."""
@@ -354,3 +376,7 @@ class BatchRuns:
     async def _end(self, run: BatchRun, outcome: str, **more: Any) -> None:
         await self._add(run, {"kind": ENDED, "time_s": now_s(), "outcome": outcome, **more})
         await self._batches.ended(run.state.id)
+
+
+def _missing(message: str) -> dict[str, Any]:
+    return {"code": "input_file_missing", "line": None, "message": message, "param": "input_file_id"}

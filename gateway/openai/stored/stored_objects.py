@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -31,6 +31,8 @@ KEPT_S = 7 * 86_400
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 """OpenAI's bounds of `expires_after`."""
 WINDOW_S = 86_400
+FINALIZING_S = 3600
+"""How long the input of a batch is kept after its window: then the lines without an answer are written from it."""
 _PAGE = 500
 _RESULTS_PAGE = 32
 """Results read at a time: one may have a megabyte."""
@@ -161,6 +163,17 @@ class StoredFiles:
                 raise ApiError(f"No such File object: {record.id}", status=404, param="id")
             yield chunk
 
+    async def keep_until(self, record: FileRecord, until_s: int) -> None:
+        """Keep a file until then, if it would expire before. Raises a 404 `ApiError` when it expires meanwhile."""
+        if record.expires_s >= until_s:
+            return
+        kept_s, number = until_s - now_s(), 0
+        async for chunk in self.content(record):
+            await self._log.put_blob(_chunk(record.id, number), chunk, kept_s)
+            number += 1
+        note = orjson.dumps(asdict(replace(record, expires_s=until_s)))
+        await self._log.put_note(keys.stored_file(record.id), note, kept_s)
+
     async def delete(self, record: FileRecord) -> None:
         chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
         await self._log.delete_keys([keys.stored_file(record.id), *chunks])
@@ -206,6 +219,12 @@ class StoredBatches:
         """The ids of a tenant's batches, the oldest first; some may have expired."""
         until_us = wall_ns() // 1000 + 60_000_000
         return [name.decode() for name in await self._log.due(keys.stored_batches(tenant), until_us, _ALL)]
+
+    async def unended(self, tenant: str) -> list[BatchState]:
+        """A tenant's batches that have not ended."""
+        active = set(await self.active())
+        states = [await self.state(batch_id) for batch_id in await self.of_tenant(tenant) if batch_id in active]
+        return [state for state in states if state.exists and not state.outcome]
 
     async def forget(self, tenant: str, batch_ids: Sequence[str]) -> None:
         await self._log.drop_times(keys.stored_batches(tenant), [name.encode() for name in batch_ids])

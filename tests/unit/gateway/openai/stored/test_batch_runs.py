@@ -167,6 +167,58 @@ async def test_a_file_that_is_gone(world: World) -> None:
     assert (state.outcome, state.errors[0]["code"]) == ("failed", "input_file_missing")
 
 
+async def test_a_file_that_is_gone_in_the_middle_leaves_the_answers(world: World) -> None:
+    lines = Lines(held=10)
+    batch_id = await world.batch(60)
+    await world.gateway("one", lines)
+    await world.done(batch_id, 10)
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    runs = world.runs.pop()
+    await runs.close()
+    await world.gateway("two", Lines())
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.errors[0]["code"], state.counts.completed) == ("failed", "input_file_missing", 10)
+    assert "50 requests" in state.errors[0]["message"]
+    found = await world.lines(state.output_file)
+    assert sorted(line["custom_id"] for line in found) == sorted(f"id-{number}" for number in range(1, 11))
+
+
+async def test_a_file_that_is_gone_while_it_is_read_lets_the_lines_under_way_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_objects, "CHUNK_BYTES", 1000)
+    lines = Lines(held=0)
+    batch_id = await world.batch(60)
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_IN_FLIGHT
+
+    await world.until(is_full)
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    lines.gate.set()
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.errors[0]["code"]) == ("failed", "input_file_missing")
+    assert batch_runs.MAX_IN_FLIGHT <= state.counts.completed < 60
+    assert len(await world.lines(state.output_file)) == state.counts.completed
+
+
+async def test_a_batch_whose_lines_are_all_answered_ends_without_its_file(world: World) -> None:
+    batch_id = await world.batch(2)
+    await world.batches.add(batch_id, {"kind": "started", "time_s": now_s(), "total": 2, "model": "m"})
+    for number in (1, 2):
+        line = LineResult(number, f"id-{number}", 200, {})
+        await world.batches.add_result(batch_id, number, True, line.usage, line.line(batch_id))
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    await world.gateway("one", Lines())
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed, state.errors) == ("completed", 2, [])
+    assert len(await world.lines(state.output_file)) == 2
+
+
 async def test_the_batches_of_a_dead_gateway_are_taken_over(world: World) -> None:
     """The dead gateway is one that is held up: it wakes later, finds that it is not the owner, and ends nothing."""
     slow, quick = Lines(held=10), Lines()

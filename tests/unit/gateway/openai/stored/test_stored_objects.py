@@ -9,6 +9,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.clock import monotonic_ns
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import stored_objects
 from gateway.openai.stored.batch_facts import Counts
@@ -69,6 +70,23 @@ async def test_a_deleted_file_leaves_nothing() -> None:
     assert [await log.blob(f"{record.id}.{number}") for number in range(2)] == [None, None]
     with pytest.raises(ApiError):
         await joined(files.content(record))
+
+
+async def test_a_file_is_kept_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    writer = files.writer(3600)
+    content = b"x" * (CHUNK_BYTES + 1)
+    await writer.write(content)
+    record = await writer.end("a", "in", "batch")
+    await files.keep_until(record, record.expires_s - 1)
+    assert await files.find(record.id, "a") == record
+    await files.keep_until(record, record.expires_s + 3600)
+    at_ns = monotonic_ns()
+    monkeypatch.setattr("memory_log.projections.monotonic_ns", lambda: at_ns + 5400 * 1_000_000_000)
+    kept = await files.find(record.id, "a")
+    assert kept.expires_s == record.expires_s + 3600
+    assert await joined(files.content(kept)) == content
 
 
 async def test_what_was_not_ended_is_no_file() -> None:

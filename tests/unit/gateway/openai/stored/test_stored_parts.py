@@ -21,7 +21,7 @@ from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_sch
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 from gateway.openai.stored import file_routes
-from gateway.openai.stored.stored_objects import CHUNK_BYTES
+from gateway.openai.stored.stored_objects import CHUNK_BYTES, StoredBatches
 
 LIMIT_S = 30
 SCHEMAS = {**openai_schemas(), **stored_schemas()}
@@ -87,6 +87,24 @@ async def test_a_file_and_a_batch_that_is_wrong(stored: Any, log: MemoryLog) -> 
     check("OpenAiBatches", (await client.get("/v1/batches")).json())
     assert (await client.post(f"/v1/batches/{batch['id']}/cancel")).status_code == 409
     check("OpenAiDeleted", (await client.delete(f"/v1/files/{made['id']}")).json())
+
+
+async def test_the_input_of_a_batch_stays_until_it_has_ended(stored: Any, log: MemoryLog) -> None:
+    _, client = stored
+    data = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    content = b"x" * (CHUNK_BYTES + 1)
+    made = (await client.post("/v1/files", data=data, files={"file": ("in.jsonl", content)})).json()
+    body = {"input_file_id": made["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=body)).json()
+    kept = (await client.get(f"/v1/files/{made['id']}")).json()
+    assert kept["expires_at"] > batch["expires_at"]
+    assert (await client.get(f"/v1/files/{made['id']}/content")).content == content
+    refused = await client.delete(f"/v1/files/{made['id']}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
+    assert batch["id"] in refused.json()["error"]["message"]
+    ended = {"kind": "ended", "time_s": 1, "outcome": "cancelled"}
+    await StoredBatches(log).add(batch["id"], ended)
+    assert (await client.delete(f"/v1/files/{made['id']}")).status_code == 200
 
 
 async def test_lists_are_paged(stored: Any) -> None:
