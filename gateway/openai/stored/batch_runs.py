@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,7 +33,13 @@ from .stored_objects import FileRecord, FileWriter, StoredBatches, StoredFiles, 
 MAX_IN_FLIGHT = 32
 """Lines of a batch that are jobs at a time: enough for a model's slots, few beside a queue's bounds."""
 MAX_DRIVEN = 8
-"""Batches that one gateway drives at a time; the others wait."""
+"""Batches that one gateway drives at a time; the others wait. A tenant may have all of these slots, for a day."""
+MAX_WITH_FIRST = 32
+"""Batches with the first one of each other tenant: it needs no slot, so that no tenant waits for another's to end."""
+MAX_ENDING = 4
+"""Batches that are ended without a slot, as they were cancelled or have expired while they waited."""
+_READ_AGAIN = 64
+"""Waiting batches whose state is read in one look: another gateway may have been asked to cancel them."""
 _LOOK_S = 1.0
 _CHECK_S = 0.25
 _SWEEP_EVERY = 60
@@ -89,7 +96,11 @@ class BatchRuns:
         self._handler = handler
         self._incarnation = incarnation
         self._runs: dict[str, BatchRun] = {}
-        self._driven: set[str] = set()
+        self._driven: dict[str, str] = {}
+        """By the batches that have a slot, their tenants."""
+        self._ending: set[str] = set()
+        self._waiting: dict[str, BatchState] = {}
+        """The batches that this gateway does not drive, those first whose state was read longest ago."""
         self._woken = asyncio.Event()
         self._tasks = Tasks()
 
@@ -103,6 +114,7 @@ class BatchRuns:
     def wake(self, batch_id: str = "") -> None:
         """Something has changed that this gateway knows of: a new batch, or one that is cancelled."""
         self._woken.set()
+        self._waiting.pop(batch_id, None)  # it is read again
         if batch_id in self._runs:
             self._runs[batch_id].changed.set()
 
@@ -124,16 +136,46 @@ class BatchRuns:
                     await self._woken.wait()
 
     async def _look(self) -> None:
-        """Take the batches that no gateway drives."""
-        for batch_id in await self._batches.active():
-            if len(self._driven) >= MAX_DRIVEN:
-                return
-            if batch_id in self._driven:
+        """Take batches that no gateway drives: the oldest of the tenant with the fewest slots first; and end those that
+        are to stop.
+        """
+        found = [one for one in await self._batches.active() if one not in self._driven and one not in self._ending]
+        await self._read_waiting(found)
+        waiting: dict[str, deque[str]] = {}
+        for batch_id in found:
+            if (state := self._waiting.get(batch_id)) is None:
                 continue
-            token = await self._batches.take(batch_id, self._incarnation)
-            if token:
-                self._driven.add(batch_id)
+            if _reason_to_stop(state):
+                if len(self._ending) < MAX_ENDING and (token := await self._take(batch_id)):
+                    self._ending.add(batch_id)
+                    self._tasks.spawn(self._keep_driving(batch_id, token), f"batch {batch_id}")
+            else:
+                waiting.setdefault(state.tenant, deque()).append(batch_id)
+        slots = Counter(self._driven.values())
+        while waiting:
+            tenant = min(waiting, key=slots.__getitem__)
+            if len(self._driven) >= (MAX_DRIVEN if slots[tenant] else MAX_WITH_FIRST):
+                return
+            batch_id = waiting[tenant].popleft()
+            if not waiting[tenant]:
+                del waiting[tenant]
+            if token := await self._take(batch_id):
+                self._driven[batch_id] = tenant
+                slots[tenant] += 1
                 self._tasks.spawn(self._keep_driving(batch_id, token), f"batch {batch_id}")
+
+    async def _read_waiting(self, found: Sequence[str]) -> None:
+        """Read the state of the batches that are new, and of some others again."""
+        for gone in self._waiting.keys() - set(found):
+            del self._waiting[gone]
+        new = [batch_id for batch_id in found if batch_id not in self._waiting]
+        for batch_id in [*new, *list(self._waiting)[:_READ_AGAIN]]:
+            state = await self._batches.state(batch_id)
+            self._waiting.pop(batch_id, None)
+            self._waiting[batch_id] = state
+
+    async def _take(self, batch_id: str) -> int:
+        return await self._batches.take(batch_id, self._incarnation)
 
     async def _keep_driving(self, batch_id: str, token: int) -> None:
         try:
@@ -146,7 +188,8 @@ class BatchRuns:
             self._runs.pop(batch_id, None)
             with contextlib.suppress(CharoniaError):
                 await asyncio.shield(self._batches.release(batch_id, self._incarnation, token))
-            self._driven.discard(batch_id)
+            self._driven.pop(batch_id, None)
+            self._ending.discard(batch_id)
 
     # -- one batch ----------------------------------------------------------------------------------------------------
 
@@ -306,12 +349,9 @@ class BatchRuns:
 
     async def _is_to_stop(self, run: BatchRun) -> bool:
         state = await self._batches.state(run.state.id)
-        if state.finalizing_s:
-            return False
-        if state.cancelling_s:
-            run.state, run.stop = state, CANCELLED
-        elif now_s() >= state.expires_s:
-            run.stop = EXPIRED
+        run.stop = _reason_to_stop(state)
+        if run.stop == CANCELLED:
+            run.state = state
         return bool(run.stop)
 
     async def _cancel_jobs(self, run: BatchRun) -> None:
@@ -376,6 +416,15 @@ class BatchRuns:
     async def _end(self, run: BatchRun, outcome: str, **more: Any) -> None:
         await self._add(run, {"kind": ENDED, "time_s": now_s(), "outcome": outcome, **more})
         await self._batches.ended(run.state.id)
+
+
+def _reason_to_stop(state: BatchState) -> str:
+    """Why a batch is to end before all its lines are answered; "" if it is not."""
+    if state.finalizing_s:
+        return ""
+    if state.cancelling_s:
+        return CANCELLED
+    return EXPIRED if now_s() >= state.expires_s else ""
 
 
 def _missing(message: str) -> dict[str, Any]:

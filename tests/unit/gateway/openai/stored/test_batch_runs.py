@@ -60,6 +60,23 @@ class Lines:
             self.deleted.extend(job_ids)
 
 
+class ByTenant(Lines):
+    """Holds the lines of some tenants. `ran` has the states of the batches."""
+
+    def __init__(self, *held: str) -> None:
+        super().__init__()
+        self.tenants = held
+        self.ran: list[BatchState] = []  # type: ignore[assignment]
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        self.ran.append(run.state)
+        while run.state.tenant in self.tenants:
+            if run.stop:
+                raise Cancelled(CANCELLED)
+            await asyncio.sleep(0.001)
+        return LineResult(line.number, line.custom_id, 200, {})
+
+
 class World:
     """One log, and gateways over it."""
 
@@ -82,17 +99,17 @@ class World:
         runs.start()
         return runs
 
-    async def batch(self, count: int, text: str = "") -> str:
+    async def batch(self, count: int, text: str = "", tenant: str = "") -> str:
         writer = self.files.writer()
         for number in range(1, count + 1):
             line = {"custom_id": f"id-{number}", "method": "POST", "url": URL, "body": {"model": "m"}}
             await writer.write(json.dumps(line).encode() + b"\n")
         await writer.write(text.encode())
-        file = await writer.end("", "in", "batch")
+        file = await writer.end(tenant, "in", "batch")
         fact = {
             "kind": "created",
             "time_s": now_s(),
-            "tenant": "",
+            "tenant": tenant,
             "input_file": file.id,
             "endpoint": URL,
             "metadata": None,
@@ -112,7 +129,7 @@ class World:
     async def ended(self, batch_id: str) -> BatchState:
         async def look() -> BatchState | None:
             state = await self.batches.state(batch_id)
-            return state if state.outcome and not await self.batches.active() else None
+            return state if state.outcome and batch_id not in await self.batches.active() else None
 
         state: BatchState = await self.until(look)
         return state
@@ -124,10 +141,10 @@ class World:
 
         await self.until(look)
 
-    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+    async def lines(self, file_id: str | None, tenant: str = "") -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        content = b"".join([piece async for piece in self.files.content(await self.files.find(file_id, ""))])
+        content = b"".join([piece async for piece in self.files.content(await self.files.find(file_id, tenant))])
         return [json.loads(line) for line in content.splitlines()]
 
 
@@ -262,6 +279,81 @@ async def test_what_is_done_is_kept(world: World, outcome: str, monkeypatch: pyt
     assert sorted(line["custom_id"] for line in bad) == sorted(f"id-{number}" for number in range(11, 61))
     assert {line["error"]["code"] for line in bad} == {f"batch_{outcome}"}
     assert "job-11" in world.cancelled
+
+
+async def test_no_tenant_waits_for_the_batches_of_another(world: World) -> None:
+    held = [await world.batch(1, tenant="slow") for _ in range(batch_runs.MAX_DRIVEN + 2)]
+    lines = ByTenant("slow")
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_DRIVEN
+
+    await world.until(is_full)
+    assert {state.id for state in lines.ran} == set(held[: batch_runs.MAX_DRIVEN])
+    for _ in range(2):  # each one when the one before it has ended
+        assert (await world.ended(await world.batch(3, tenant="other"))).counts.completed == 3
+    assert (await world.ended(await world.batch(3, tenant="third"))).counts.completed == 3
+    assert len([state for state in lines.ran if state.tenant == "slow"]) == batch_runs.MAX_DRIVEN
+
+
+async def test_a_slot_goes_to_the_tenant_with_the_fewest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runs, "MAX_DRIVEN", 2)
+    for _ in range(3):
+        await world.batch(1, tenant="a")
+    await world.batch(1, tenant="b")
+    lines = ByTenant("a", "b")
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == 2
+
+    await world.until(is_full)
+    assert [state.tenant for state in lines.ran] == ["a", "b"]
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "expired"])
+@pytest.mark.parametrize("knows", [True, False])
+async def test_a_batch_that_waits_ends_without_a_slot(
+    world: World, outcome: str, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when another gateway was asked to cancel it."""
+    for _ in range(batch_runs.MAX_DRIVEN):
+        await world.batch(1, tenant="slow")
+    lines = ByTenant("slow")
+    runs = await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_DRIVEN
+
+    await world.until(is_full)
+    waiting = await world.batch(2, tenant="slow")
+
+    async def is_known() -> bool:
+        return waiting in runs._waiting
+
+    await world.until(is_known)
+    if outcome == "expired":
+        monkeypatch.setattr(world.batches, "state", _expired(world.batches.state, waiting))
+    else:
+        await world.batches.add(waiting, {"kind": "cancelling", "time_s": now_s()})
+    if knows:
+        runs.wake(waiting)
+    state = await world.ended(waiting)
+    assert (state.outcome, state.counts.failed, len(lines.ran)) == (outcome, 2, batch_runs.MAX_DRIVEN)
+    assert len(await world.lines(state.error_file, "slow")) == 2
+
+
+def _expired(read: Any, batch_id: str) -> Any:
+    """Reads states, that of one batch as of one whose window has ended."""
+
+    async def state(asked: str) -> BatchState:
+        found: BatchState = await read(asked)
+        if asked == batch_id:
+            found.expires_s = 1
+        return found
+
+    return state
 
 
 async def test_a_result_that_was_written_twice_counts_once(world: World) -> None:
