@@ -1,7 +1,8 @@
 """Answers one line of a batch: its requests become jobs at the lowest priority level, and their answer a line's result.
 
 A job's idempotency key is made of batch, line and form, and the seed of a line that has none of batch and line: a
-gateway that takes a batch over asks for the same jobs. Texts of a resumable model are asked for in parts, so that a
+gateway that takes a batch over asks for the same jobs. What the key stands for is the line, not its request, which may
+have another date in its prompt the next time. Texts of a resumable model are asked for in parts, so that a
 line goes on where it was when its executor dies. `batch_runs` says which lines, `batch_lines` how results are written.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from charonia.clock import monotonic_ns
@@ -55,6 +57,8 @@ _PARTS = ":parts"
 refused. Gateways of older releases ask for whole texts alone, and a model may get the input `stream_interval` between
 two tries of a line.
 """
+_OF_LINE = ":line"
+"""Ends all keys. Gateways of older releases, which ask without it, have the digest of the request under their keys."""
 
 logger = logging.getLogger("charonia.gateway.openai")
 
@@ -129,7 +133,7 @@ class ModelLines:
         url, body = run.state.endpoint, dict(line.body)
         if url == "/v1/embeddings":
             return await self._embeddings.document(body, run.caller), ""
-        if body.get("seed") is None:
+        if body.get("seed") in (None, -1):  # -1 is vLLM's word for a random one
             body["seed"] = seed_of(run.state.id, line.number)
         if url == "/v1/responses":
             return await self._response(run, line, body)
@@ -250,7 +254,9 @@ def _in_parts(request: InferenceRequest) -> bool:
 
 def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:
     """`form` is `_PARTS`, or nothing for a request that is answered whole."""
-    return DeliveryOptions(caller=run.caller, idempotency_key=f"{run.state.id}:{line.number}:{index}{form}")
+    key = f"{run.state.id}:{line.number}:{index}{form}{_OF_LINE}"
+    digest = blake2b(key.encode(), digest_size=16).digest()
+    return DeliveryOptions(caller=run.caller, idempotency_key=key, digest=digest)
 
 
 def _refused(line: BatchLine, error: Failure, job_id: str = "") -> LineResult:

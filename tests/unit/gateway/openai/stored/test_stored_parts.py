@@ -6,15 +6,18 @@ import asyncio
 import json
 import random
 import string
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import jsonschema_rs
 import pytest
 from memory_log.log import MemoryLog
+from text_handler import BLOB
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
+from charonia.generation.text_assets import TextAssets
 from charonia.options.settings import GatewaySettings
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
@@ -22,6 +25,7 @@ from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schem
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 from gateway.openai.stored import file_routes
 from gateway.openai.stored.stored_objects import CHUNK_BYTES, StoredBatches
+from gateway.requests.idempotency import request_digest
 
 LIMIT_S = 30
 SCHEMAS = {**openai_schemas(), **stored_schemas()}
@@ -218,6 +222,32 @@ async def test_a_response_that_is_refused_leaves_nothing(
     reply = await client.post("/v1/responses", json=body)
     assert reply.status_code == 429
     assert [await log.blob(blob_id) for blob_id in made] == [None]
+
+
+async def test_the_key_of_a_response_stands_for_its_body(stored: Any, handler: Any) -> None:
+    """Its request may be another one the next time: here the model is loaded again with another chat template."""
+    _, client = stored
+    asked = []
+
+    async def submit_job(request: Any, options: Any) -> Any:
+        asked.append((options.idempotency_key, options.digest, request_digest(request)))
+        raise ResourceExhausted("full")
+
+    handler.submit_job = submit_job
+    body = {"model": "says", "input": "a"}
+    says, assets = handler.models["says"], TextAssets.unpack(BLOB)
+    for template in ("{{ messages[0].content }}", "a{{ messages[0].content }}"):
+        handler.blobs[template] = replace(assets, chat_template=template).pack()
+        parameters = {**says.parameters, "charonia.text_assets": template}
+        handler.models["says"] = replace(says, parameters=parameters)
+        await client.post("/v1/responses", json=body, headers={"idempotency-key": "k"})
+    await client.post("/v1/responses", json={**body, "input": "b"}, headers={"idempotency-key": "k"})
+    await client.post("/v1/responses", json=body)
+    (first, again, other, plain) = asked
+    assert first[:2] == again[:2]
+    assert first[2] != again[2]
+    assert other[1] != first[1]
+    assert plain[:2] == ("", b"")
 
 
 async def test_what_a_response_repeats_is_bounded(stored: Any) -> None:
