@@ -67,6 +67,8 @@ class BatchRun:
     """Why its input file can no longer be read, "" while it can."""
     jobs: dict[int, list[str]] = field(default_factory=dict)
     """By line number the jobs under way."""
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    """The calls under way that are no jobs: they end with their future."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     """The numbers of the lines that have a result."""
@@ -356,6 +358,8 @@ class BatchRuns:
 
     async def _cancel_jobs(self, run: BatchRun) -> None:
         """Cancel the lines under way. One that has been answered meanwhile keeps its answer."""
+        for call in list(run.calls):
+            call.cancel()
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
                 await self._handler.jobs.cancel(job_id, run.caller)

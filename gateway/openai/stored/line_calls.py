@@ -132,7 +132,7 @@ class ModelLines:
         """The body of the answer, and the id of its (first) job."""
         url, body = run.state.endpoint, dict(line.body)
         if url == "/v1/embeddings":
-            return await self._embeddings.document(body, run.caller), ""
+            return await self._embedded(run, body), ""
         if body.get("seed") in (None, -1):  # -1 is vLLM's word for a random one
             body["seed"] = seed_of(run.state.id, line.number)
         if url == "/v1/responses":
@@ -140,6 +140,21 @@ class ModelLines:
         chat = url == "/v1/chat/completions"
         prepared = await (self._texts.prepare_chat if chat else self._texts.prepare_completion)(body, run.caller)
         return await self._text(run, line, prepared)
+
+    async def _embedded(self, run: BatchRun, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a call that is no job. Raises `Cancelled` when the run stops: it may wait for ever, as where
+        the model's queue is paused.
+        """
+        call = asyncio.ensure_future(self._embeddings.document(body, run.caller))
+        run.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if run.stop and not _is_cancelled():
+                raise Cancelled(CANCELLED) from None
+            raise
+        finally:
+            run.calls.discard(call)
 
     async def _text(self, run: BatchRun, line: BatchLine, prepared: Prepared) -> tuple[dict[str, Any], str]:
         text, answer = prepared
@@ -250,6 +265,12 @@ def _in_parts(request: InferenceRequest) -> bool:
         keep_progress(request, _INTERVAL)
         return True
     return False
+
+
+def _is_cancelled() -> bool:
+    """Whether the present task is to end, and not only something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:

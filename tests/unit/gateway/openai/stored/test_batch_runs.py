@@ -17,6 +17,7 @@ from gateway.openai.stored import batch_runs, stored_objects
 from gateway.openai.stored.batch_facts import BatchState
 from gateway.openai.stored.batch_lines import BatchLine, LineResult
 from gateway.openai.stored.batch_runs import BatchRun, BatchRuns
+from gateway.openai.stored.line_calls import ModelLines
 from gateway.openai.stored.stored_objects import WINDOW_S, StoredBatches, StoredFiles, now_s
 
 URL = "/v1/chat/completions"
@@ -99,10 +100,10 @@ class World:
         runs.start()
         return runs
 
-    async def batch(self, count: int, text: str = "", tenant: str = "") -> str:
+    async def batch(self, count: int, text: str = "", tenant: str = "", url: str = URL) -> str:
         writer = self.files.writer()
         for number in range(1, count + 1):
-            line = {"custom_id": f"id-{number}", "method": "POST", "url": URL, "body": {"model": "m"}}
+            line = {"custom_id": f"id-{number}", "method": "POST", "url": url, "body": {"model": "m"}}
             await writer.write(json.dumps(line).encode() + b"\n")
         await writer.write(text.encode())
         file = await writer.end(tenant, "in", "batch")
@@ -111,7 +112,7 @@ class World:
             "time_s": now_s(),
             "tenant": tenant,
             "input_file": file.id,
-            "endpoint": URL,
+            "endpoint": url,
             "metadata": None,
             "expires_s": now_s() + WINDOW_S,
             "output_ttl_s": 3600,
@@ -354,6 +355,38 @@ def _expired(read: Any, batch_id: str) -> Any:
         return found
 
     return state
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "expired"])
+async def test_lines_that_are_no_jobs_stop_too(world: World, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of embeddings, where the queue of their model is paused after the first of them."""
+
+    class Paused:
+        asked = ended = 0
+
+        async def document(self, body: dict[str, Any], caller: Any) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 1:
+                return {"usage": {"prompt_tokens": 1}}
+            try:
+                return await asyncio.Future()
+            finally:
+                self.ended += 1
+
+    nothing: Any = None
+    embeddings: Any = Paused()
+    batch_id = await world.batch(40, url="/v1/embeddings")
+    lines: Any = ModelLines(nothing, nothing, embeddings, nothing)
+    await world.gateway("one", lines)
+    await world.done(batch_id, 1)
+    if outcome == "expired":
+        monkeypatch.setattr(batch_runs, "now_s", lambda: now_s() + WINDOW_S)
+    else:
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed, state.counts.failed) == (outcome, 1, 39)
+    assert embeddings.ended == embeddings.asked - 1 > 0
+    assert {line["error"]["code"] for line in await world.lines(state.error_file)} == {f"batch_{outcome}"}
 
 
 async def test_a_result_that_was_written_twice_counts_once(world: World) -> None:
