@@ -47,10 +47,15 @@ class _Files:
     async def upload(self, call: ApiCall) -> None:
         """Store a file as it comes. What the form says of its expiry has to be before the file, as clients send it."""
         form = UploadForm(boundary_of(call.headers.get(b"content-type", b"")))
-        limit = await self._files.check_capacity(call.caller.tenant)
-        declared = call.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared[:20]) > limit + _FORM_BYTES:
-            raise _too_large(limit)
+        text = call.headers.get(b"content-length", b"")
+        declared = int(text[:20]) if text.isdigit() else None
+        async with self._files.capacity(call.caller.tenant, declared) as limit:
+            if declared is not None and declared > limit + _FORM_BYTES:
+                raise _too_large(limit)
+            record = await self._stored(call, form, limit)
+        await call.reply(record.document())
+
+    async def _stored(self, call: ApiCall, form: UploadForm, limit: int) -> FileRecord:
         writer: FileWriter | None = None
         try:
             more = True
@@ -76,8 +81,8 @@ class _Files:
             if writer is not None:
                 await writer.abandon()
             raise
-        record = await writer.end(call.caller.tenant, form.filename or "upload", form.fields["purpose"])
-        await call.reply(record.document())
+        purpose = form.fields["purpose"]
+        return await self._files.end_upload(writer, call.caller.tenant, form.filename or "upload", purpose)
 
     async def list(self, call: ApiCall) -> None:
         found = await self._files.of_tenant(call.caller.tenant)

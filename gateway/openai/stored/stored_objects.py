@@ -6,8 +6,9 @@ that a gateway never holds a whole file. A batch is a stream of facts (`batch_fa
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -123,6 +124,8 @@ class StoredFiles:
 
     def __init__(self, log: ObjectLog) -> None:
         self._log = log
+        self._reserved: dict[str, list[int]] = {}
+        """By tenant, what the uploads under way here may have, in bytes."""
 
     def writer(self, kept_s: int = KEPT_S, *, file_id: str = "") -> FileWriter:
         return FileWriter(self._log, file_id or new_id("file-"), kept_s)
@@ -147,13 +150,36 @@ class StoredFiles:
         await self._log.drop_times(index, gone)
         return [record for record in records if record is not None]
 
-    async def check_capacity(self, tenant: str) -> int:
-        """How many bytes a tenant may store now. Raises a 429 `ApiError` when it has too many files."""
+    @contextlib.asynccontextmanager
+    async def capacity(self, tenant: str, size_bytes: int | None = None) -> AsyncGenerator[int]:
+        """How many bytes an upload of a tenant may have. They are reserved in this gateway meanwhile, or as many as the
+        upload says that it has. Raises a 429 `ApiError` when the tenant has too many files.
+        """
         files = await self.of_tenant(tenant)
-        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files)
-        if len(files) >= MAX_FILES or left <= 0:
-            raise ApiError(f"{len(files)} files are stored, delete some first", status=429, code="storage_exceeded")
-        return min(left, MAX_FILE_BYTES)
+        reserved = self._reserved.get(tenant, [])
+        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved)
+        if len(files) + len(reserved) >= MAX_FILES or left <= 0:
+            raise _full(len(files), len(reserved))
+        limit = min(left, MAX_FILE_BYTES)
+        own = limit if size_bytes is None else min(size_bytes, limit)
+        self._reserved.setdefault(tenant, reserved).append(own)
+        try:
+            yield limit
+        finally:
+            reserved.remove(own)
+            if not reserved:
+                del self._reserved[tenant]
+
+    async def end_upload(self, writer: FileWriter, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it:
+        other gateways take uploads, too.
+        """
+        record = await writer.end(tenant, filename, purpose)
+        files = await self.of_tenant(tenant)  # with the new one, so that of two gateways one sees both files at least
+        if len(files) > MAX_FILES or sum(one.size_bytes for one in files) > MAX_TENANT_BYTES:
+            await self.delete(record)
+            raise _full(len(files) - 1, 0)
+        return record
 
     async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
@@ -178,6 +204,11 @@ class StoredFiles:
         chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
         await self._log.delete_keys([keys.stored_file(record.id), *chunks])
         await self._log.drop_times(keys.stored_files(record.tenant), [record.id.encode()])
+
+
+def _full(files: int, uploads: int) -> ApiError:
+    meanwhile = f" and {uploads} uploads are under way" if uploads else ""
+    return ApiError(f"{files} files are stored{meanwhile}, delete some first", status=429, code="storage_exceeded")
 
 
 def _chunk(file_id: str, number: int) -> str:

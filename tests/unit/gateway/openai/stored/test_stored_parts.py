@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import string
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -145,6 +146,38 @@ async def test_uploads_that_are_refused_leave_nothing(
     refused = await client.post("/v1/files", data=data, files={"file": ("in", content)})
     assert (refused.status_code, json.loads(refused.content)["error"]["type"]) == (status, "invalid_request_error")
     assert (await client.get("/v1/files")).json()["data"] == []
+
+
+async def test_uploads_at_the_same_time_are_bounded_together(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them begin before the first one ends: each sends its body when all have been asked for theirs."""
+    interface, client = stored
+    monkeypatch.setattr("gateway.openai.stored.stored_objects.MAX_TENANT_BYTES", 2500)
+    head = '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += '--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    body = head.encode() + b"y" * 800 + b"\r\n--x--\r\n"
+    headers = [(b"content-type", b"multipart/form-data; boundary=x"), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "headers": headers, "state": {}}
+    waiting, begun, statuses = 0, asyncio.Event(), []
+
+    async def receive() -> Any:
+        nonlocal waiting
+        waiting += 1
+        if waiting + len(statuses) == 10:
+            begun.set()
+        await begun.wait()
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+            if waiting + len(statuses) == 10:
+                begun.set()
+
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*[interface.answer(scope, receive, send) for _ in range(10)])
+    stored_bytes = [one["bytes"] for one in (await client.get("/v1/files")).json()["data"]]
+    assert stored_bytes == [800, 800]
+    assert Counter(statuses) == {200: 2, 413: 1, 429: 7}  # the third one is told that it may have less
 
 
 async def test_an_expiry_after_the_file_is_refused(stored: Any) -> None:
