@@ -293,7 +293,7 @@ class Jobs:
         if options.idempotency_key:
             check_key(options.idempotency_key)
             key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
-            digest = await _digest(request)
+            digest = options.digest or await _digest(request)
         retention = await self._retentions.set(served.model, served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._requester.ids.next()

@@ -43,7 +43,9 @@ class DeliveryOptions:
     `respond_async` makes the front call `submit_job` instead of `infer`. `durability` is memory, fsync or
     replicated:<n>, "" for the server's; `retention_s` 0 means the server's or the model's. `on_disconnect` "" is the
     default: cancel without an idempotency key, keep with one. The deadline is the request's (`deadline_ns`). `form`
-    describes how the front will write the answer; it is kept with the job and returned in its view.
+    describes how the front will write the answer; it is kept with the job and returned in its view. `digest`: what was
+    asked under the key, 16 bytes, for a front that makes the request again at each retry, and not always the same; b""
+    for the digest of the request.
     """
 
     respond_async: bool = False
@@ -54,6 +56,7 @@ class DeliveryOptions:
     retention_s: int = 0
     caller: Caller = ANYONE
     form: Mapping[str, Any] = field(default_factory=dict)
+    digest: bytes = b""
 
 
 AS_USUAL = DeliveryOptions()

@@ -149,7 +149,7 @@ _FILES = (
         ("delete", "/v1/files/{file}", "deleteFile", "Delete a file"),
         "It is deleted",
         ("OpenAiDeleted", _deleted("file", "file-1")),
-        _ONE,
+        (*_ONE, 409),
     ),
     Operation(
         *("get", "/v1/files/{file}/content", "fileContent", _TAG, "The content of a file"),

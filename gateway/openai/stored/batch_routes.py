@@ -12,7 +12,7 @@ from .batch_lines import URLS
 from .batch_runs import BatchRuns
 from .file_routes import checked_expiry, list_document, page_of
 from .response_requests import read_metadata
-from .stored_objects import WINDOW_S, StoredBatches, StoredFiles, new_id, now_s
+from .stored_objects import FINALIZING_S, WINDOW_S, StoredBatches, StoredFiles, new_id, now_s
 
 MAX_PAGE = 100
 MAX_ACTIVE = 100
@@ -40,11 +40,9 @@ class _Batches:
         file = await self._files.find(fact["input_file"], tenant)
         if file.purpose != "batch":
             raise ApiError("the file's purpose is not batch", param="input_file_id")
-        states = [
-            await self._batches.state(batch_id) for batch_id in (await self._batches.of_tenant(tenant))[-MAX_ACTIVE:]
-        ]
-        if sum(1 for state in states if state.exists and not state.outcome) >= MAX_ACTIVE:
+        if len(await self._batches.unended(tenant)) >= MAX_ACTIVE:
             raise ApiError(f"{MAX_ACTIVE} batches have not ended yet", status=429, code="batch_limit_exceeded")
+        await self._files.keep_until(file, fact["expires_s"] + FINALIZING_S)
         state = await self._batches.create(new_id("batch_"), {**fact, "tenant": tenant})
         self._runs.wake()
         await call.reply(state.document())

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,7 +33,13 @@ from .stored_objects import FileRecord, FileWriter, StoredBatches, StoredFiles, 
 MAX_IN_FLIGHT = 32
 """Lines of a batch that are jobs at a time: enough for a model's slots, few beside a queue's bounds."""
 MAX_DRIVEN = 8
-"""Batches that one gateway drives at a time; the others wait."""
+"""Batches that one gateway drives at a time; the others wait. A tenant may have all of these slots, for a day."""
+MAX_WITH_FIRST = 32
+"""Batches with the first one of each other tenant: it needs no slot, so that no tenant waits for another's to end."""
+MAX_ENDING = 4
+"""Batches that are ended without a slot, as they were cancelled or have expired while they waited."""
+_READ_AGAIN = 64
+"""Waiting batches whose state is read in one look: another gateway may have been asked to cancel them."""
 _LOOK_S = 1.0
 _CHECK_S = 0.25
 _SWEEP_EVERY = 60
@@ -56,8 +63,12 @@ class BatchRun:
     stop: str = ""
     lost: bool = False
     """Another gateway drives it now."""
+    missing: str = ""
+    """Why its input file can no longer be read, "" while it can."""
     jobs: dict[int, list[str]] = field(default_factory=dict)
     """By line number the jobs under way."""
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    """The calls under way that are no jobs: they end with their future."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     """The numbers of the lines that have a result."""
@@ -87,7 +98,11 @@ class BatchRuns:
         self._handler = handler
         self._incarnation = incarnation
         self._runs: dict[str, BatchRun] = {}
-        self._driven: set[str] = set()
+        self._driven: dict[str, str] = {}
+        """By the batches that have a slot, their tenants."""
+        self._ending: set[str] = set()
+        self._waiting: dict[str, BatchState] = {}
+        """The batches that this gateway does not drive, those first whose state was read longest ago."""
         self._woken = asyncio.Event()
         self._tasks = Tasks()
 
@@ -101,6 +116,7 @@ class BatchRuns:
     def wake(self, batch_id: str = "") -> None:
         """Something has changed that this gateway knows of: a new batch, or one that is cancelled."""
         self._woken.set()
+        self._waiting.pop(batch_id, None)  # it is read again
         if batch_id in self._runs:
             self._runs[batch_id].changed.set()
 
@@ -122,16 +138,46 @@ class BatchRuns:
                     await self._woken.wait()
 
     async def _look(self) -> None:
-        """Take the batches that no gateway drives."""
-        for batch_id in await self._batches.active():
-            if len(self._driven) >= MAX_DRIVEN:
-                return
-            if batch_id in self._driven:
+        """Take batches that no gateway drives: the oldest of the tenant with the fewest slots first; and end those that
+        are to stop.
+        """
+        found = [one for one in await self._batches.active() if one not in self._driven and one not in self._ending]
+        await self._read_waiting(found)
+        waiting: dict[str, deque[str]] = {}
+        for batch_id in found:
+            if (state := self._waiting.get(batch_id)) is None:
                 continue
-            token = await self._batches.take(batch_id, self._incarnation)
-            if token:
-                self._driven.add(batch_id)
+            if _reason_to_stop(state):
+                if len(self._ending) < MAX_ENDING and (token := await self._take(batch_id)):
+                    self._ending.add(batch_id)
+                    self._tasks.spawn(self._keep_driving(batch_id, token), f"batch {batch_id}")
+            else:
+                waiting.setdefault(state.tenant, deque()).append(batch_id)
+        slots = Counter(self._driven.values())
+        while waiting:
+            tenant = min(waiting, key=slots.__getitem__)
+            if len(self._driven) >= (MAX_DRIVEN if slots[tenant] else MAX_WITH_FIRST):
+                return
+            batch_id = waiting[tenant].popleft()
+            if not waiting[tenant]:
+                del waiting[tenant]
+            if token := await self._take(batch_id):
+                self._driven[batch_id] = tenant
+                slots[tenant] += 1
                 self._tasks.spawn(self._keep_driving(batch_id, token), f"batch {batch_id}")
+
+    async def _read_waiting(self, found: Sequence[str]) -> None:
+        """Read the state of the batches that are new, and of some others again."""
+        for gone in self._waiting.keys() - set(found):
+            del self._waiting[gone]
+        new = [batch_id for batch_id in found if batch_id not in self._waiting]
+        for batch_id in [*new, *list(self._waiting)[:_READ_AGAIN]]:
+            state = await self._batches.state(batch_id)
+            self._waiting.pop(batch_id, None)
+            self._waiting[batch_id] = state
+
+    async def _take(self, batch_id: str) -> int:
+        return await self._batches.take(batch_id, self._incarnation)
 
     async def _keep_driving(self, batch_id: str, token: int) -> None:
         try:
@@ -144,7 +190,8 @@ class BatchRuns:
             self._runs.pop(batch_id, None)
             with contextlib.suppress(CharoniaError):
                 await asyncio.shield(self._batches.release(batch_id, self._incarnation, token))
-            self._driven.discard(batch_id)
+            self._driven.pop(batch_id, None)
+            self._ending.discard(batch_id)
 
     # -- one batch ----------------------------------------------------------------------------------------------------
 
@@ -156,14 +203,16 @@ class BatchRuns:
         caller = Caller(state.tenant, self._handler.identifies)
         run = BatchRun(state, token, caller, Counts())
         self._runs[batch_id] = run
+        file: FileRecord | None = None
         try:
             file = await self._files.find(state.input_file, state.tenant)
             if not state.started_s and not await self._validated(run, file):
                 return
         except ApiError as error:
-            missing = {"code": "input_file_missing", "line": None, "message": error.message, "param": "input_file_id"}
-            await self._end(run, FAILED, errors=[missing])
-            return
+            if not state.started_s:
+                await self._end(run, FAILED, errors=[_missing(error.message)])
+                return
+            run.missing = error.message  # what has been answered is kept
         run.counts.total = state.counts.total
         unstored: list[str] = []
         async for number, ok, tokens, _, jobs in self._batches.results(batch_id):
@@ -174,7 +223,8 @@ class BatchRuns:
         watching = loop.create_task(self._watch(run))
         deleting = loop.create_task(self._lines.delete(run, unstored))
         try:
-            await self._run_lines(run, file)
+            if file is not None and len(run.done) < run.counts.total:
+                await self._run_lines(run, file)
             await deleting
         finally:
             for task in (watching, deleting):
@@ -223,20 +273,26 @@ class BatchRuns:
         return True
 
     async def _run_lines(self, run: BatchRun, file: FileRecord) -> None:
-        """Ask for every line that has no result, so many at a time, until the end or until the run is to stop."""
+        """Ask for every line that has no result, so many at a time, until the end or until the run is to stop.
+
+        When the file is gone meanwhile, the lines under way go on.
+        """
         slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         checked = Validation(run.state.endpoint)
         async with asyncio.TaskGroup() as tasks:
-            async for text in self._read(file):
-                line = checked.check(text)
-                if line is None or line.number in run.done:
-                    continue
-                await slots.acquire()
-                if run.stop or run.lost:
-                    break
-                task = tasks.create_task(self._run_line(run, line, slots))
-                run.tasks.add(task)
-                task.add_done_callback(run.tasks.discard)
+            try:
+                async for text in self._read(file):
+                    line = checked.check(text)
+                    if line is None or line.number in run.done:
+                        continue
+                    await slots.acquire()
+                    if run.stop or run.lost:
+                        break
+                    task = tasks.create_task(self._run_line(run, line, slots))
+                    run.tasks.add(task)
+                    task.add_done_callback(run.tasks.discard)
+            except ApiError as error:
+                run.missing = error.message
 
     async def _run_line(self, run: BatchRun, line: BatchLine, slots: asyncio.Semaphore) -> None:
         try:
@@ -295,24 +351,26 @@ class BatchRuns:
 
     async def _is_to_stop(self, run: BatchRun) -> bool:
         state = await self._batches.state(run.state.id)
-        if state.finalizing_s:
-            return False
-        if state.cancelling_s:
-            run.state, run.stop = state, CANCELLED
-        elif now_s() >= state.expires_s:
-            run.stop = EXPIRED
+        run.stop = _reason_to_stop(state)
+        if run.stop == CANCELLED:
+            run.state = state
         return bool(run.stop)
 
     async def _cancel_jobs(self, run: BatchRun) -> None:
         """Cancel the lines under way. One that has been answered meanwhile keeps its answer."""
+        for call in list(run.calls):
+            call.cancel()
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
                 await self._handler.jobs.cancel(job_id, run.caller)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _finalize(self, run: BatchRun, file: FileRecord) -> None:
-        """Write the files and end the batch. The ids of the files have the token: a lost owner writes other files."""
+    async def _finalize(self, run: BatchRun, file: FileRecord | None) -> None:
+        """Write the files and end the batch. The ids of the files have the token: a lost owner writes other files.
+
+        Without its input the lines without an answer cannot be named: the batch says so, and keeps its answers.
+        """
         if not run.stop:
             await self._add(run, {"kind": FINALIZING, "time_s": now_s()})
         state = run.state
@@ -325,14 +383,22 @@ class BatchRuns:
         async for number, ok, tokens, line, _ in self._batches.results(state.id):
             if self._count(written, number, ok, tokens):
                 await (output if ok else errors).write(line)
-        if run.stop:
-            await self._write_rest(run.stop, written, file, errors)
+        if run.stop and file is not None and counts.done < counts.total:
+            try:
+                await self._write_rest(run.stop, written, file, errors)
+            except ApiError as error:
+                run.missing = error.message
+        outcome = run.stop or COMPLETED
+        about: dict[str, Any] = {}
+        if run.missing and (left := counts.total - counts.done) > 0:
+            outcome = run.stop or FAILED
+            about["errors"] = [_missing(f"{run.missing}: {left} requests have neither an answer nor an error")]
         name = state.id
         files = {
             "output_file": await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
             "error_file": await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),
         }
-        await self._end(run, run.stop or COMPLETED, counts=counts.note(), **files)
+        await self._end(run, outcome, counts=counts.note(), **files, **about)
 
     async def _write_rest(self, stop: str, written: BatchRun, file: FileRecord, errors: FileWriter) -> None:
         """Write a line for each request that was not answered."""
@@ -354,3 +420,16 @@ class BatchRuns:
     async def _end(self, run: BatchRun, outcome: str, **more: Any) -> None:
         await self._add(run, {"kind": ENDED, "time_s": now_s(), "outcome": outcome, **more})
         await self._batches.ended(run.state.id)
+
+
+def _reason_to_stop(state: BatchState) -> str:
+    """Why a batch is to end before all its lines are answered; "" if it is not."""
+    if state.finalizing_s:
+        return ""
+    if state.cancelling_s:
+        return CANCELLED
+    return EXPIRED if now_s() >= state.expires_s else ""
+
+
+def _missing(message: str) -> dict[str, Any]:
+    return {"code": "input_file_missing", "line": None, "message": message, "param": "input_file_id"}

@@ -13,7 +13,7 @@ from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError
 
 from .multipart_forms import UploadForm, boundary_of
-from .stored_objects import KEPT_S, MAX_KEPT_S, MIN_KEPT_S, FileRecord, FileWriter, StoredFiles
+from .stored_objects import KEPT_S, MAX_KEPT_S, MIN_KEPT_S, FileRecord, FileWriter, StoredBatches, StoredFiles
 
 PURPOSES = ("batch", "user_data")
 MAX_PAGE = 10_000
@@ -29,9 +29,9 @@ class _Named(Protocol):
 _Item = TypeVar("_Item", bound=_Named)
 
 
-def add_files(routes: RouteTable, files: StoredFiles) -> None:
+def add_files(routes: RouteTable, files: StoredFiles, batches: StoredBatches) -> None:
     """Add the paths of this module."""
-    endpoints = _Files(files)
+    endpoints = _Files(files, batches)
     routes.add("POST", "/v1/files", endpoints.upload)
     routes.add("GET", "/v1/files", endpoints.list)
     routes.add("GET", "/v1/files/{file}", endpoints.get)
@@ -40,16 +40,22 @@ def add_files(routes: RouteTable, files: StoredFiles) -> None:
 
 
 class _Files:
-    def __init__(self, files: StoredFiles) -> None:
+    def __init__(self, files: StoredFiles, batches: StoredBatches) -> None:
         self._files = files
+        self._batches = batches
 
     async def upload(self, call: ApiCall) -> None:
         """Store a file as it comes. What the form says of its expiry has to be before the file, as clients send it."""
         form = UploadForm(boundary_of(call.headers.get(b"content-type", b"")))
-        limit = await self._files.check_capacity(call.caller.tenant)
-        declared = call.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared[:20]) > limit + _FORM_BYTES:
-            raise _too_large(limit)
+        text = call.headers.get(b"content-length", b"")
+        declared = int(text[:20]) if text.isdigit() else None
+        async with self._files.capacity(call.caller.tenant, declared) as limit:
+            if declared is not None and declared > limit + _FORM_BYTES:
+                raise _too_large(limit)
+            record = await self._stored(call, form, limit)
+        await call.reply(record.document())
+
+    async def _stored(self, call: ApiCall, form: UploadForm, limit: int) -> FileRecord:
         writer: FileWriter | None = None
         try:
             more = True
@@ -75,8 +81,8 @@ class _Files:
             if writer is not None:
                 await writer.abandon()
             raise
-        record = await writer.end(call.caller.tenant, form.filename or "upload", form.fields["purpose"])
-        await call.reply(record.document())
+        purpose = form.fields["purpose"]
+        return await self._files.end_upload(writer, call.caller.tenant, form.filename or "upload", purpose)
 
     async def list(self, call: ApiCall) -> None:
         found = await self._files.of_tenant(call.caller.tenant)
@@ -90,6 +96,14 @@ class _Files:
 
     async def delete(self, call: ApiCall) -> None:
         record = await self._find(call)
+        for state in await self._batches.unended(record.tenant):
+            if state.input_file == record.id:
+                raise ApiError(
+                    f"the file is the input of batch '{state.id}', which has not ended: cancel it first",
+                    status=409,
+                    param="id",
+                    code="file_in_use",
+                )
         await self._files.delete(record)
         await call.reply({"id": record.id, "object": "file", "deleted": True})
 

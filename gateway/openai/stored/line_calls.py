@@ -1,7 +1,8 @@
 """Answers one line of a batch: its requests become jobs at the lowest priority level, and their answer a line's result.
 
 A job's idempotency key is made of batch, line and form, and the seed of a line that has none of batch and line: a
-gateway that takes a batch over asks for the same jobs. Texts of a resumable model are asked for in parts, so that a
+gateway that takes a batch over asks for the same jobs. What the key stands for is the line, not its request, which may
+have another date in its prompt the next time. Texts of a resumable model are asked for in parts, so that a
 line goes on where it was when its executor dies. `batch_runs` says which lines, `batch_lines` how results are written.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from charonia.clock import monotonic_ns
@@ -53,6 +55,8 @@ _PARTS = ":parts"
 refused. Gateways of older releases ask for whole texts alone, and a model may get the input `stream_interval` between
 two tries of a line.
 """
+_OF_LINE = ":line"
+"""Ends all keys. Gateways of older releases, which ask without it, have the digest of the request under their keys."""
 
 logger = logging.getLogger("charonia.gateway.openai")
 
@@ -126,14 +130,29 @@ class ModelLines:
         """The body of the answer, and the id of its (first) job."""
         url, body = run.state.endpoint, dict(line.body)
         if url == "/v1/embeddings":
-            return await self._embeddings.document(body, run.caller), ""
-        if body.get("seed") is None:
+            return await self._embedded(run, body), ""
+        if body.get("seed") in (None, -1):  # -1 is vLLM's word for a random one
             body["seed"] = seed_of(run.state.id, line.number)
         if url == "/v1/responses":
             return await self._response(run, line, body)
         chat = url == "/v1/chat/completions"
         prepared = await (self._texts.prepare_chat if chat else self._texts.prepare_completion)(body, run.caller)
         return await self._text(run, line, prepared)
+
+    async def _embedded(self, run: BatchRun, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a call that is no job. Raises `Cancelled` when the run stops: it may wait for ever, as where
+        the model's queue is paused.
+        """
+        call = asyncio.ensure_future(self._embeddings.document(body, run.caller))
+        run.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if run.stop and not _is_cancelled():
+                raise Cancelled(CANCELLED) from None
+            raise
+        finally:
+            run.calls.discard(call)
 
     async def _text(self, run: BatchRun, line: BatchLine, prepared: Prepared) -> tuple[dict[str, Any], str]:
         text, answer = prepared
@@ -246,9 +265,17 @@ def _in_parts(request: InferenceRequest) -> bool:
     return False
 
 
+def _is_cancelled() -> bool:
+    """Whether the present task is to end, and not only something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:
     """`form` is `_PARTS`, or nothing for a request that is answered whole."""
-    return DeliveryOptions(caller=run.caller, idempotency_key=f"{run.state.id}:{line.number}:{index}{form}")
+    key = f"{run.state.id}:{line.number}:{index}{form}{_OF_LINE}"
+    digest = blake2b(key.encode(), digest_size=16).digest()
+    return DeliveryOptions(caller=run.caller, idempotency_key=key, digest=digest)
 
 
 def _refused(line: BatchLine, error: Failure, job_id: str = "") -> LineResult:

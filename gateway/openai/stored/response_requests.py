@@ -48,8 +48,15 @@ class ResponseRequest:
 
     def note(self) -> bytes:
         """What the job of a stored response keeps of its request."""
+        return zlib.compress(self._packed(), 1)
+
+    def digest(self) -> bytes:
+        """What an idempotency key stands for: the same request has the same one, also where its prompt has the date."""
+        return blake2b(self._packed(), digest_size=16).digest()
+
+    def _packed(self) -> bytes:
         kept = {name: getattr(self, name) for name in ResponseRequest.__dataclass_fields__}
-        return zlib.compress(orjson.dumps(kept), 1)
+        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
 
     @staticmethod
     def of_note(note: bytes) -> ResponseRequest:
@@ -58,7 +65,7 @@ class ResponseRequest:
 
     def seeded(self, key: str) -> ResponseRequest:
         """With a seed that follows from an idempotency key, unless it has one: asked again, it is the same request."""
-        if not key or "seed" in self.fields:
+        if not key or self.fields.get("seed", -1) != -1:  # -1 is vLLM's word for a random one
             return self
         digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return replace(self, fields={**self.fields, "seed": int.from_bytes(digest, "little") >> 2})

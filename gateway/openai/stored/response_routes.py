@@ -333,7 +333,8 @@ class _Responses:
         if not request.store:
             await self._unstored(call, request, prepared)
             return
-        options = DeliveryOptions(caller=call.caller, idempotency_key=key)
+        digest = await call.context.handler.offload.in_thread(0, request.digest) if key else b""
+        options = DeliveryOptions(caller=call.caller, idempotency_key=key, digest=digest)
         job_id, created = await self._responses.submit(request, prepared, options)
         stored = await self._responses.find(PREFIX + job_id, call.caller)
         keeps = request.background or key or not created

@@ -6,9 +6,10 @@ that a gateway never holds a whole file. A batch is a stream of facts (`batch_fa
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -31,6 +32,8 @@ KEPT_S = 7 * 86_400
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 """OpenAI's bounds of `expires_after`."""
 WINDOW_S = 86_400
+FINALIZING_S = 3600
+"""How long the input of a batch is kept after its window: then the lines without an answer are written from it."""
 _PAGE = 500
 _RESULTS_PAGE = 32
 """Results read at a time: one may have a megabyte."""
@@ -121,6 +124,8 @@ class StoredFiles:
 
     def __init__(self, log: ObjectLog) -> None:
         self._log = log
+        self._reserved: dict[str, list[int]] = {}
+        """By tenant, what the uploads under way here may have, in bytes."""
 
     def writer(self, kept_s: int = KEPT_S, *, file_id: str = "") -> FileWriter:
         return FileWriter(self._log, file_id or new_id("file-"), kept_s)
@@ -145,13 +150,36 @@ class StoredFiles:
         await self._log.drop_times(index, gone)
         return [record for record in records if record is not None]
 
-    async def check_capacity(self, tenant: str) -> int:
-        """How many bytes a tenant may store now. Raises a 429 `ApiError` when it has too many files."""
+    @contextlib.asynccontextmanager
+    async def capacity(self, tenant: str, size_bytes: int | None = None) -> AsyncGenerator[int]:
+        """How many bytes an upload of a tenant may have. They are reserved in this gateway meanwhile, or as many as the
+        upload says that it has. Raises a 429 `ApiError` when the tenant has too many files.
+        """
         files = await self.of_tenant(tenant)
-        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files)
-        if len(files) >= MAX_FILES or left <= 0:
-            raise ApiError(f"{len(files)} files are stored, delete some first", status=429, code="storage_exceeded")
-        return min(left, MAX_FILE_BYTES)
+        reserved = self._reserved.get(tenant, [])
+        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved)
+        if len(files) + len(reserved) >= MAX_FILES or left <= 0:
+            raise _full(len(files), len(reserved))
+        limit = min(left, MAX_FILE_BYTES)
+        own = limit if size_bytes is None else min(size_bytes, limit)
+        self._reserved.setdefault(tenant, reserved).append(own)
+        try:
+            yield limit
+        finally:
+            reserved.remove(own)
+            if not reserved:
+                del self._reserved[tenant]
+
+    async def end_upload(self, writer: FileWriter, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it:
+        other gateways take uploads, too.
+        """
+        record = await writer.end(tenant, filename, purpose)
+        files = await self.of_tenant(tenant)  # with the new one, so that of two gateways one sees both files at least
+        if len(files) > MAX_FILES or sum(one.size_bytes for one in files) > MAX_TENANT_BYTES:
+            await self.delete(record)
+            raise _full(len(files) - 1, 0)
+        return record
 
     async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
@@ -161,10 +189,26 @@ class StoredFiles:
                 raise ApiError(f"No such File object: {record.id}", status=404, param="id")
             yield chunk
 
+    async def keep_until(self, record: FileRecord, until_s: int) -> None:
+        """Keep a file until then, if it would expire before. Raises a 404 `ApiError` when it expires meanwhile."""
+        if record.expires_s >= until_s:
+            return
+        kept_s, number = until_s - now_s(), 0
+        async for chunk in self.content(record):
+            await self._log.put_blob(_chunk(record.id, number), chunk, kept_s)
+            number += 1
+        note = orjson.dumps(asdict(replace(record, expires_s=until_s)))
+        await self._log.put_note(keys.stored_file(record.id), note, kept_s)
+
     async def delete(self, record: FileRecord) -> None:
         chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
         await self._log.delete_keys([keys.stored_file(record.id), *chunks])
         await self._log.drop_times(keys.stored_files(record.tenant), [record.id.encode()])
+
+
+def _full(files: int, uploads: int) -> ApiError:
+    meanwhile = f" and {uploads} uploads are under way" if uploads else ""
+    return ApiError(f"{files} files are stored{meanwhile}, delete some first", status=429, code="storage_exceeded")
 
 
 def _chunk(file_id: str, number: int) -> str:
@@ -206,6 +250,12 @@ class StoredBatches:
         """The ids of a tenant's batches, the oldest first; some may have expired."""
         until_us = wall_ns() // 1000 + 60_000_000
         return [name.decode() for name in await self._log.due(keys.stored_batches(tenant), until_us, _ALL)]
+
+    async def unended(self, tenant: str) -> list[BatchState]:
+        """A tenant's batches that have not ended."""
+        active = set(await self.active())
+        states = [await self.state(batch_id) for batch_id in await self.of_tenant(tenant) if batch_id in active]
+        return [state for state in states if state.exists and not state.outcome]
 
     async def forget(self, tenant: str, batch_ids: Sequence[str]) -> None:
         await self._log.drop_times(keys.stored_batches(tenant), [name.encode() for name in batch_ids])

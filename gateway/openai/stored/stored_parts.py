@@ -38,7 +38,7 @@ class StoredParts:
     def add(self, routes: RouteTable) -> None:
         """Add the paths."""
         add_responses(routes, self._responses, self._serving)
-        add_files(routes, self._files)
+        add_files(routes, self._files, self._batches)
         add_batches(routes, self._batches, self._files, self._runs)
 
     def start(self) -> None:

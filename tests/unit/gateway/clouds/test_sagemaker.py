@@ -113,4 +113,4 @@ async def test_generate(handler: EchoHandler) -> None:
     async with front(handler, default_model="stream", inference="generate_stream") as client:
         reply = await client.post("/invocations", json={"INPUT0": 1.5})
         assert reply.headers["content-type"].startswith("text/event-stream")
-        assert reply.text.startswith('data: {"model_name":"stream"')
+        assert reply.text.startswith('data: {"OUTPUT0":')

@@ -181,6 +181,15 @@ async def test_a_failure_is_the_same_failure_for_every_retry(bench: Any) -> None
     assert (await gateway.jobs.queries.view(public_id(MODEL, record.id))).error == "the model broke"
 
 
+async def test_a_key_may_stand_for_what_a_front_says_was_asked(bench: Any) -> None:
+    gateway = await bench.gateway()
+    first = await gateway.submit_job(request_of(1), options("key", digest=b"a" * 16))
+    again = await gateway.submit_job(request_of(2), options("key", digest=b"a" * 16))
+    assert (again.id, again.created) == (first.id, False)
+    with pytest.raises(KeyReused):
+        await gateway.submit_job(request_of(1), options("key", digest=b"b" * 16))
+
+
 async def test_a_key_belongs_to_one_request_of_one_tenant(bench: Any) -> None:
     gateway = await bench.gateway(tenant_header="x-tenant")
     first = await gateway.submit_job(request_of(1), options("key", "acme"))

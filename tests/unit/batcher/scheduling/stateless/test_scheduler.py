@@ -242,8 +242,8 @@ def test_level_1_goes_before_level_2_and_a_batch_may_mix_them() -> None:
     model.put(3, level=0)
     model.put(4, level=HUGE + 7)
     model.put(5, level=1)
-    assert model.scheduler.queued_by_level() == {1: 1, 5: 1, HUGE: 2}
-    assert model.finish(1) == ["a: 5 3 2 4"]
+    assert model.scheduler.queued_by_level() == {1: 1, 5: 2, HUGE: 1}
+    assert model.finish(1) == ["a: 5 3 4 2"]
 
 
 def test_a_more_urgent_arrival_changes_a_batch_that_waits() -> None:

@@ -17,6 +17,7 @@ from gateway.openai.stored import batch_runs, stored_objects
 from gateway.openai.stored.batch_facts import BatchState
 from gateway.openai.stored.batch_lines import BatchLine, LineResult
 from gateway.openai.stored.batch_runs import BatchRun, BatchRuns
+from gateway.openai.stored.line_calls import ModelLines
 from gateway.openai.stored.stored_objects import WINDOW_S, StoredBatches, StoredFiles, now_s
 
 URL = "/v1/chat/completions"
@@ -60,6 +61,23 @@ class Lines:
             self.deleted.extend(job_ids)
 
 
+class ByTenant(Lines):
+    """Holds the lines of some tenants. `ran` has the states of the batches."""
+
+    def __init__(self, *held: str) -> None:
+        super().__init__()
+        self.tenants = held
+        self.ran: list[BatchState] = []  # type: ignore[assignment]
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        self.ran.append(run.state)
+        while run.state.tenant in self.tenants:
+            if run.stop:
+                raise Cancelled(CANCELLED)
+            await asyncio.sleep(0.001)
+        return LineResult(line.number, line.custom_id, 200, {})
+
+
 class World:
     """One log, and gateways over it."""
 
@@ -82,19 +100,19 @@ class World:
         runs.start()
         return runs
 
-    async def batch(self, count: int, text: str = "") -> str:
+    async def batch(self, count: int, text: str = "", tenant: str = "", url: str = URL) -> str:
         writer = self.files.writer()
         for number in range(1, count + 1):
-            line = {"custom_id": f"id-{number}", "method": "POST", "url": URL, "body": {"model": "m"}}
+            line = {"custom_id": f"id-{number}", "method": "POST", "url": url, "body": {"model": "m"}}
             await writer.write(json.dumps(line).encode() + b"\n")
         await writer.write(text.encode())
-        file = await writer.end("", "in", "batch")
+        file = await writer.end(tenant, "in", "batch")
         fact = {
             "kind": "created",
             "time_s": now_s(),
-            "tenant": "",
+            "tenant": tenant,
             "input_file": file.id,
-            "endpoint": URL,
+            "endpoint": url,
             "metadata": None,
             "expires_s": now_s() + WINDOW_S,
             "output_ttl_s": 3600,
@@ -112,7 +130,7 @@ class World:
     async def ended(self, batch_id: str) -> BatchState:
         async def look() -> BatchState | None:
             state = await self.batches.state(batch_id)
-            return state if state.outcome and not await self.batches.active() else None
+            return state if state.outcome and batch_id not in await self.batches.active() else None
 
         state: BatchState = await self.until(look)
         return state
@@ -124,10 +142,10 @@ class World:
 
         await self.until(look)
 
-    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+    async def lines(self, file_id: str | None, tenant: str = "") -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        content = b"".join([piece async for piece in self.files.content(await self.files.find(file_id, ""))])
+        content = b"".join([piece async for piece in self.files.content(await self.files.find(file_id, tenant))])
         return [json.loads(line) for line in content.splitlines()]
 
 
@@ -165,6 +183,58 @@ async def test_a_file_that_is_gone(world: World) -> None:
     await world.gateway("one", Lines())
     state = await world.ended(batch_id)
     assert (state.outcome, state.errors[0]["code"]) == ("failed", "input_file_missing")
+
+
+async def test_a_file_that_is_gone_in_the_middle_leaves_the_answers(world: World) -> None:
+    lines = Lines(held=10)
+    batch_id = await world.batch(60)
+    await world.gateway("one", lines)
+    await world.done(batch_id, 10)
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    runs = world.runs.pop()
+    await runs.close()
+    await world.gateway("two", Lines())
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.errors[0]["code"], state.counts.completed) == ("failed", "input_file_missing", 10)
+    assert "50 requests" in state.errors[0]["message"]
+    found = await world.lines(state.output_file)
+    assert sorted(line["custom_id"] for line in found) == sorted(f"id-{number}" for number in range(1, 11))
+
+
+async def test_a_file_that_is_gone_while_it_is_read_lets_the_lines_under_way_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_objects, "CHUNK_BYTES", 1000)
+    lines = Lines(held=0)
+    batch_id = await world.batch(60)
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_IN_FLIGHT
+
+    await world.until(is_full)
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    lines.gate.set()
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.errors[0]["code"]) == ("failed", "input_file_missing")
+    assert batch_runs.MAX_IN_FLIGHT <= state.counts.completed < 60
+    assert len(await world.lines(state.output_file)) == state.counts.completed
+
+
+async def test_a_batch_whose_lines_are_all_answered_ends_without_its_file(world: World) -> None:
+    batch_id = await world.batch(2)
+    await world.batches.add(batch_id, {"kind": "started", "time_s": now_s(), "total": 2, "model": "m"})
+    for number in (1, 2):
+        line = LineResult(number, f"id-{number}", 200, {})
+        await world.batches.add_result(batch_id, number, True, line.usage, line.line(batch_id))
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    await world.gateway("one", Lines())
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed, state.errors) == ("completed", 2, [])
+    assert len(await world.lines(state.output_file)) == 2
 
 
 async def test_the_batches_of_a_dead_gateway_are_taken_over(world: World) -> None:
@@ -210,6 +280,113 @@ async def test_what_is_done_is_kept(world: World, outcome: str, monkeypatch: pyt
     assert sorted(line["custom_id"] for line in bad) == sorted(f"id-{number}" for number in range(11, 61))
     assert {line["error"]["code"] for line in bad} == {f"batch_{outcome}"}
     assert "job-11" in world.cancelled
+
+
+async def test_no_tenant_waits_for_the_batches_of_another(world: World) -> None:
+    held = [await world.batch(1, tenant="slow") for _ in range(batch_runs.MAX_DRIVEN + 2)]
+    lines = ByTenant("slow")
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_DRIVEN
+
+    await world.until(is_full)
+    assert {state.id for state in lines.ran} == set(held[: batch_runs.MAX_DRIVEN])
+    for _ in range(2):  # each one when the one before it has ended
+        assert (await world.ended(await world.batch(3, tenant="other"))).counts.completed == 3
+    assert (await world.ended(await world.batch(3, tenant="third"))).counts.completed == 3
+    assert len([state for state in lines.ran if state.tenant == "slow"]) == batch_runs.MAX_DRIVEN
+
+
+async def test_a_slot_goes_to_the_tenant_with_the_fewest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runs, "MAX_DRIVEN", 2)
+    for _ in range(3):
+        await world.batch(1, tenant="a")
+    await world.batch(1, tenant="b")
+    lines = ByTenant("a", "b")
+    await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == 2
+
+    await world.until(is_full)
+    assert [state.tenant for state in lines.ran] == ["a", "b"]
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "expired"])
+@pytest.mark.parametrize("knows", [True, False])
+async def test_a_batch_that_waits_ends_without_a_slot(
+    world: World, outcome: str, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when another gateway was asked to cancel it."""
+    for _ in range(batch_runs.MAX_DRIVEN):
+        await world.batch(1, tenant="slow")
+    lines = ByTenant("slow")
+    runs = await world.gateway("one", lines)
+
+    async def is_full() -> bool:
+        return len(lines.ran) == batch_runs.MAX_DRIVEN
+
+    await world.until(is_full)
+    waiting = await world.batch(2, tenant="slow")
+
+    async def is_known() -> bool:
+        return waiting in runs._waiting
+
+    await world.until(is_known)
+    if outcome == "expired":
+        monkeypatch.setattr(world.batches, "state", _expired(world.batches.state, waiting))
+    else:
+        await world.batches.add(waiting, {"kind": "cancelling", "time_s": now_s()})
+    if knows:
+        runs.wake(waiting)
+    state = await world.ended(waiting)
+    assert (state.outcome, state.counts.failed, len(lines.ran)) == (outcome, 2, batch_runs.MAX_DRIVEN)
+    assert len(await world.lines(state.error_file, "slow")) == 2
+
+
+def _expired(read: Any, batch_id: str) -> Any:
+    """Reads states, that of one batch as of one whose window has ended."""
+
+    async def state(asked: str) -> BatchState:
+        found: BatchState = await read(asked)
+        if asked == batch_id:
+            found.expires_s = 1
+        return found
+
+    return state
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "expired"])
+async def test_lines_that_are_no_jobs_stop_too(world: World, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of embeddings, where the queue of their model is paused after the first of them."""
+
+    class Paused:
+        asked = ended = 0
+
+        async def document(self, body: dict[str, Any], caller: Any) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 1:
+                return {"usage": {"prompt_tokens": 1}}
+            try:
+                return await asyncio.Future()
+            finally:
+                self.ended += 1
+
+    nothing: Any = None
+    embeddings: Any = Paused()
+    batch_id = await world.batch(40, url="/v1/embeddings")
+    lines: Any = ModelLines(nothing, nothing, embeddings, nothing)
+    await world.gateway("one", lines)
+    await world.done(batch_id, 1)
+    if outcome == "expired":
+        monkeypatch.setattr(batch_runs, "now_s", lambda: now_s() + WINDOW_S)
+    else:
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed, state.counts.failed) == (outcome, 1, 39)
+    assert embeddings.ended == embeddings.asked - 1 > 0
+    assert {line["error"]["code"] for line in await world.lines(state.error_file)} == {f"batch_{outcome}"}
 
 
 async def test_a_result_that_was_written_twice_counts_once(world: World) -> None:

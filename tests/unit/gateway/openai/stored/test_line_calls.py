@@ -108,17 +108,19 @@ async def test_each_choice_is_a_job_at_the_lowest_level() -> None:
     handler, texts = Handler([response()], [response()]), Texts()
     result = await lines_of(handler, texts).run(run_of(), LINE)
     assert (result.status, result.usage, result.job_id) == (200, (2, 3), "job-1")
-    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:1"]
+    assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:1:line"]
     assert set(handler.levels) == {LOWEST_PRIORITY}
     assert texts.added == [0, 1]
 
 
-async def test_a_line_without_a_seed_has_the_same_one_each_time() -> None:
+@pytest.mark.parametrize("given", [{}, {"seed": None}, {"seed": -1}])
+async def test_a_line_without_a_seed_has_the_same_one_each_time(given: dict[str, Any]) -> None:
     texts = Texts()
     for _ in range(2):
-        await lines_of(Handler([response()], [response()]), texts).run(run_of(), LINE)
+        line = BatchLine(3, "id", {**LINE.body, **given})
+        await lines_of(Handler([response()], [response()]), texts).run(run_of(), line)
     first, second = texts.bodies
-    assert first["seed"] == second["seed"]
+    assert first["seed"] == second["seed"] >= 0
 
 
 async def test_what_the_server_has_no_room_for_is_asked_again() -> None:
@@ -268,7 +270,7 @@ async def test_a_text_that_cannot_be_continued_is_asked_for_whole() -> None:
     handler = _Keeping(interrupted, [response()])
     result = await lines_of(handler, _Resumable("stream", "stream_interval")).run(run_of(), LINE)
     assert result.status == 200
-    assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
+    assert handler.keys == ["batch_1:3:0:parts:line", "batch_1:3:0:line"]
     assert [inputs["stream"] for inputs in handler.inputs] == [[True], [False]]
 
 
@@ -280,13 +282,40 @@ class _Keyed(Handler):
         self.known: dict[str, tuple[bytes, Any]] = {}
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
-        digest, key = request_digest(request), options.idempotency_key
+        digest, key = options.digest or request_digest(request), options.idempotency_key
         if key not in self.known:
             self.known[key] = digest, await super().submit_job(request, options)
         asked, receipt = self.known[key]
         if asked != digest:
             raise KeyReused("this Idempotency-Key has been used for another request")
         return receipt
+
+
+async def test_a_line_finds_its_jobs_though_its_requests_are_others_the_next_time() -> None:
+    """As with a chat template that writes the date; the second choice meets a full queue on the first day."""
+
+    class Dated(Texts):
+        day = 0
+
+        async def prepare_chat(self, body: dict[str, Any], caller: Caller = ANYONE) -> Any:
+            prepared, answer = await super().prepare_chat(body, caller)
+            self.day += 1
+            for request in prepared.requests:
+                request.parameters["prompt"] = f"today is day {self.day}"
+            return prepared, answer
+
+    class Full(_Keyed):
+        async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+            if ":1:" in options.idempotency_key and texts.day == 1:
+                raise ResourceExhausted("full")
+            return await super().submit_job(request, options)
+
+    texts = Dated()
+    handler = Full(*[[response()]] * 6)
+    for _ in range(2):  # the second time by the next owner
+        assert (await lines_of(handler, texts).run(run_of(), LINE)).status == 200
+    assert texts.day == 3
+    assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:1:line"]
 
 
 @pytest.mark.parametrize("gains", [True, False])
@@ -296,13 +325,13 @@ async def test_a_line_whose_model_has_another_interface_meanwhile(gains: bool) -
     handler = _Keyed(*[[response()]] * 4)
     for texts in (*(interfaces if gains else reversed(interfaces)), *interfaces):
         assert (await lines_of(handler, texts).run(run_of(), LINE)).status == 200
-    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:0:parts"]  # each form has run once
+    assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:0:parts:line"]  # each form has run once
 
 
 async def test_a_whole_text_that_was_interrupted_is_its_line_s_error() -> None:
     handler = _Keyed((Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED))
     result = await lines_of(handler, _Resumable("stream")).run(run_of(), LINE)
-    assert (result.status, handler.keys) == (503, ["batch_1:3:0"])
+    assert (result.status, handler.keys) == (503, ["batch_1:3:0:line"])
 
 
 class _Responses:
@@ -352,7 +381,7 @@ async def test_a_response_that_is_not_stored_names_its_jobs_and_keeps_them_until
     lines, responses, run = responses_of(handler, "stream", "stream_interval")
     result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
     assert (result.status, result.job_id, result.usage) == (200, "job-2", (2, 3))
-    assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
+    assert handler.keys == ["batch_1:3:0:parts:line", "batch_1:3:0:line"]
     assert (result.unstored, responses.deleted) == (unstored, [])
     for _ in range(2):  # also by the next owner of the batch
         await lines.delete(run, result.unstored)
@@ -403,4 +432,4 @@ async def test_a_response_whose_model_has_another_interface_meanwhile(gains: boo
     for names in interfaces if gains else reversed(interfaces):
         lines, _, run = responses_of(handler, *names)
         assert (await lines.run(run, RESPONSE)).status == 200
-    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:0:parts"]
+    assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:0:parts:line"]

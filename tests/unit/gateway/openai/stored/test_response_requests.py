@@ -39,6 +39,17 @@ def test_a_request_is_kept_as_it_is() -> None:
     assert ResponseRequest.of_note(request.note()) == request
 
 
+def test_with_a_key_it_is_the_same_request_each_time() -> None:
+    for given in ({}, {"seed": -1}):
+        first, again = (read(**given).seeded("k") for _ in range(2))
+        assert first.fields["seed"] == again.fields["seed"] >= 0
+        assert first.digest() == again.digest()
+        assert read(**given).seeded("other").fields["seed"] != first.fields["seed"]
+    assert read(seed=5).seeded("k").fields["seed"] == 5
+    assert read(seed=-1).seeded("").fields["seed"] == -1
+    assert len({read(**more).digest() for more in ({}, {"input": "hi"}, {"seed": 5}, {"stream": True})}) == 4
+
+
 def test_as_a_chat() -> None:
     before = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "before"}]},

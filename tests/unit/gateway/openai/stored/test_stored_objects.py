@@ -9,6 +9,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.clock import monotonic_ns
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import stored_objects
 from gateway.openai.stored.batch_facts import Counts
@@ -71,6 +72,23 @@ async def test_a_deleted_file_leaves_nothing() -> None:
         await joined(files.content(record))
 
 
+async def test_a_file_is_kept_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    writer = files.writer(3600)
+    content = b"x" * (CHUNK_BYTES + 1)
+    await writer.write(content)
+    record = await writer.end("a", "in", "batch")
+    await files.keep_until(record, record.expires_s - 1)
+    assert await files.find(record.id, "a") == record
+    await files.keep_until(record, record.expires_s + 3600)
+    at_ns = monotonic_ns()
+    monkeypatch.setattr("memory_log.projections.monotonic_ns", lambda: at_ns + 5400 * 1_000_000_000)
+    kept = await files.find(record.id, "a")
+    assert kept.expires_s == record.expires_s + 3600
+    assert await joined(files.content(kept)) == content
+
+
 async def test_what_was_not_ended_is_no_file() -> None:
     log = MemoryLog()
     files = StoredFiles(log)
@@ -82,19 +100,52 @@ async def test_what_was_not_ended_is_no_file() -> None:
 
 async def test_a_tenant_has_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 10)
+    log = MemoryLog()
+    files, others = StoredFiles(log), StoredFiles(log)
+
+    async def stored(size_bytes: int) -> None:
+        writer = files.writer()
+        await writer.write(b"x" * size_bytes)
+        await files.end_upload(writer, "a", "in", "batch")
+
+    async with files.capacity("a", 6) as limit:
+        assert limit == 10
+        async with files.capacity("a") as left, files.capacity("b") as free:
+            assert (left, free) == (4, 10)
+            with pytest.raises(ApiError, match="2 uploads are under way") as full:
+                async with files.capacity("a", 1):
+                    pass
+            assert (full.value.status, full.value.code) == (429, "storage_exceeded")
+        await stored(6)
+    async with files.capacity("a") as left, others.capacity("a") as left_there:
+        assert (left, left_there) == (4, 4)  # each gateway knows its own uploads
+        await stored(3)
+        with pytest.raises(ApiError) as full:
+            await stored(2)
+    assert (full.value.status, full.value.code) == (429, "storage_exceeded")
+    assert [record.size_bytes for record in await files.of_tenant("a")] == [6, 3]
+    await stored(1)
+    with pytest.raises(ApiError):
+        async with files.capacity("a"):
+            pass
+
+
+async def test_a_tenant_has_so_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_objects, "MAX_FILES", 2)
     files = StoredFiles(MemoryLog())
-    assert await files.check_capacity("a") == 10
-    writer = files.writer()
-    await writer.write(b"x" * 6)
-    await writer.end("a", "in", "batch")
-    assert await files.check_capacity("a") == 4
-    assert await files.check_capacity("b") == 10
-    writer = files.writer()
-    await writer.write(b"x" * 4)
-    await writer.end("a", "in", "batch")
-    with pytest.raises(ApiError) as full:
-        await files.check_capacity("a")
-    assert full.value.status == 429
+    async with files.capacity("a", 1):
+        for more in (1, 2, 3):
+            writer = files.writer()
+            await writer.write(b"x")
+            if more < 3:
+                await files.end_upload(writer, "a", "in", "batch")
+                continue
+            with pytest.raises(ApiError):
+                await files.end_upload(writer, "a", "in", "batch")
+    assert len(await files.of_tenant("a")) == 2
+    with pytest.raises(ApiError):
+        async with files.capacity("a", 1):
+            pass
 
 
 async def test_one_living_gateway_drives_a_batch() -> None:

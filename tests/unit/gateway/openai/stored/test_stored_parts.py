@@ -6,22 +6,27 @@ import asyncio
 import json
 import random
 import string
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import jsonschema_rs
 import pytest
 from memory_log.log import MemoryLog
+from text_handler import BLOB
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
+from charonia.generation.text_assets import TextAssets
 from charonia.options.settings import GatewaySettings
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 from gateway.openai.stored import file_routes
-from gateway.openai.stored.stored_objects import CHUNK_BYTES
+from gateway.openai.stored.stored_objects import CHUNK_BYTES, StoredBatches
+from gateway.requests.idempotency import request_digest
 
 LIMIT_S = 30
 SCHEMAS = {**openai_schemas(), **stored_schemas()}
@@ -89,6 +94,24 @@ async def test_a_file_and_a_batch_that_is_wrong(stored: Any, log: MemoryLog) -> 
     check("OpenAiDeleted", (await client.delete(f"/v1/files/{made['id']}")).json())
 
 
+async def test_the_input_of_a_batch_stays_until_it_has_ended(stored: Any, log: MemoryLog) -> None:
+    _, client = stored
+    data = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    content = b"x" * (CHUNK_BYTES + 1)
+    made = (await client.post("/v1/files", data=data, files={"file": ("in.jsonl", content)})).json()
+    body = {"input_file_id": made["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=body)).json()
+    kept = (await client.get(f"/v1/files/{made['id']}")).json()
+    assert kept["expires_at"] > batch["expires_at"]
+    assert (await client.get(f"/v1/files/{made['id']}/content")).content == content
+    refused = await client.delete(f"/v1/files/{made['id']}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
+    assert batch["id"] in refused.json()["error"]["message"]
+    ended = {"kind": "ended", "time_s": 1, "outcome": "cancelled"}
+    await StoredBatches(log).add(batch["id"], ended)
+    assert (await client.delete(f"/v1/files/{made['id']}")).status_code == 200
+
+
 async def test_lists_are_paged(stored: Any) -> None:
     _, client = stored
     made = [
@@ -123,6 +146,38 @@ async def test_uploads_that_are_refused_leave_nothing(
     refused = await client.post("/v1/files", data=data, files={"file": ("in", content)})
     assert (refused.status_code, json.loads(refused.content)["error"]["type"]) == (status, "invalid_request_error")
     assert (await client.get("/v1/files")).json()["data"] == []
+
+
+async def test_uploads_at_the_same_time_are_bounded_together(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them begin before the first one ends: each sends its body when all have been asked for theirs."""
+    interface, client = stored
+    monkeypatch.setattr("gateway.openai.stored.stored_objects.MAX_TENANT_BYTES", 2500)
+    head = '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += '--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    body = head.encode() + b"y" * 800 + b"\r\n--x--\r\n"
+    headers = [(b"content-type", b"multipart/form-data; boundary=x"), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "headers": headers, "state": {}}
+    waiting, begun, statuses = 0, asyncio.Event(), []
+
+    async def receive() -> Any:
+        nonlocal waiting
+        waiting += 1
+        if waiting + len(statuses) == 10:
+            begun.set()
+        await begun.wait()
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+            if waiting + len(statuses) == 10:
+                begun.set()
+
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*[interface.answer(scope, receive, send) for _ in range(10)])
+    stored_bytes = [one["bytes"] for one in (await client.get("/v1/files")).json()["data"]]
+    assert stored_bytes == [800, 800]
+    assert Counter(statuses) == {200: 2, 413: 1, 429: 7}  # the third one is told that it may have less
 
 
 async def test_an_expiry_after_the_file_is_refused(stored: Any) -> None:
@@ -200,6 +255,32 @@ async def test_a_response_that_is_refused_leaves_nothing(
     reply = await client.post("/v1/responses", json=body)
     assert reply.status_code == 429
     assert [await log.blob(blob_id) for blob_id in made] == [None]
+
+
+async def test_the_key_of_a_response_stands_for_its_body(stored: Any, handler: Any) -> None:
+    """Its request may be another one the next time: here the model is loaded again with another chat template."""
+    _, client = stored
+    asked = []
+
+    async def submit_job(request: Any, options: Any) -> Any:
+        asked.append((options.idempotency_key, options.digest, request_digest(request)))
+        raise ResourceExhausted("full")
+
+    handler.submit_job = submit_job
+    body = {"model": "says", "input": "a"}
+    says, assets = handler.models["says"], TextAssets.unpack(BLOB)
+    for template in ("{{ messages[0].content }}", "a{{ messages[0].content }}"):
+        handler.blobs[template] = replace(assets, chat_template=template).pack()
+        parameters = {**says.parameters, "charonia.text_assets": template}
+        handler.models["says"] = replace(says, parameters=parameters)
+        await client.post("/v1/responses", json=body, headers={"idempotency-key": "k"})
+    await client.post("/v1/responses", json={**body, "input": "b"}, headers={"idempotency-key": "k"})
+    await client.post("/v1/responses", json=body)
+    (first, again, other, plain) = asked
+    assert first[:2] == again[:2]
+    assert first[2] != again[2]
+    assert other[1] != first[1]
+    assert plain[:2] == ("", b"")
 
 
 async def test_what_a_response_repeats_is_bounded(stored: Any) -> None:
