@@ -85,6 +85,19 @@ async def test_tokens_of_a_text(client: httpx2.AsyncClient) -> None:
     assert (await client.post("/tokenize", json={"model": "plain", "prompt": "x"})).status_code == 400
 
 
+async def test_what_is_known_of_a_tokenizer(client: httpx2.AsyncClient, handler: Any) -> None:
+    for query in ("", "?model=says", "?model=says:red"):
+        found = (await client.get(f"/tokenizer_info{query}")).json()
+        assert (found["tokenizer_class"], found["model_max_length"]) == ("PreTrainedTokenizerFast", 2048)
+        assert "add_generation_prompt" in found["chat_template"]
+        assert found["eos_token"] == "<|im_end|>"
+    assert (await client.get("/tokenizer_info?model=plain")).status_code == 400
+    assert (await client.get("/tokenizer_info?model=none")).status_code == 404
+    del handler.models["says"]
+    reply = await client.get("/tokenizer_info")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (404, "no model here has a tokenizer")
+
+
 async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
     body = {"model": "embeds", "input": ["aab", "d"]}
     document = (await client.post("/v1/embeddings", json=body)).json()
