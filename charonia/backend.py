@@ -567,7 +567,7 @@ class InstanceDied(Exception):
     """The instance's process is gone or unusable: the executor replaces it and retries or fails its batch.
 
     `stderr` holds the last lines the process wrote. `blameless`: it was stopped for a reason that is not its batch's.
-    `shared`: it ran other batches as well, so which of them ended it is unknown.
+    `shared`: whether its batch ended it is unknown, as it ran others as well, or was killed from outside (ADR 0082).
     """
 
     def __init__(self, message: str, stderr: str = "", *, blameless: bool = False, shared: bool = False) -> None:

@@ -311,6 +311,8 @@ def _print_result(result: Result, options: argparse.Namespace) -> None:
     else:
         for tensor in result.tensors.values():
             _print(f"{tensor.name} {tensor.datatype.value} {list(tensor.shape)}\n{tensor.array()}")
+        if not result.tensors:
+            _print("(without outputs)")
 
 
 def _document(result: Result) -> dict[str, Any]:
@@ -343,9 +345,11 @@ def _event_text(event: JobEvent) -> str:
         return f"{event.kind} {detail}".rstrip()
     if event.error:
         return f"response {event.place} failed: {event.error}"
-    outputs = event.response.outputs.items() if event.response is not None else ()
+    if event.response is None:
+        return f"response {event.place} (the last)"
+    outputs = event.response.outputs.items()
     return f"response {event.place} " + (
-        " ".join(f"{name}={array.tolist()}" for name, array in outputs) or "(the last)"
+        " ".join(f"{name}={array.tolist()}" for name, array in outputs) or "(without outputs)"
     )
 
 

@@ -26,6 +26,7 @@ This module knows no transport; the maps live in `gateway.http.codec.error_repli
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import ClassVar, Self
 
@@ -181,6 +182,25 @@ class KeyReused(CharoniaError):
     """An Idempotency-Key came again with another request."""
 
     code = ErrorCode.KEY_REUSED
+
+
+_EXHAUSTED = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_NO_THREAD = "can't start new thread"
+"""What Python's `RuntimeError` says."""
+
+
+def class_of_failure(error: BaseException) -> type[CharoniaError]:
+    """Returns the class of an error that stands for an exception which is none of ours.
+
+    `Unavailable` where the machine is out of time, memory, threads or descriptors: the same request may succeed later.
+    """
+    if isinstance(error, CharoniaError):
+        return type(error)
+    if isinstance(error, (MemoryError, TimeoutError)) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+        return Unavailable
+    if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):
+        return Unavailable
+    return InternalError
 
 
 def shed(error: CharoniaError) -> CharoniaError:

@@ -169,7 +169,7 @@ class BatchDied:
 
     `reason` is the error for clients, `stderr` the instance's last lines. `blameless`: something else ended the
     instance. If a predecessor dispatched the batch, the requests of `ids` that wait are suspected. `in_company`: the
-    instance had other batches too, so any of them may hold the culprit.
+    instance had other batches too, so any of them may hold the culprit, or something outside ended it.
     """
 
     batch_id: str

@@ -23,6 +23,7 @@ from charonia.errors import (
     InternalError,
     InvalidArgument,
     Unavailable,
+    class_of_failure,
 )
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog, Limits
@@ -186,7 +187,7 @@ class Caller:
             call.failed(error)
         except Exception as error:
             _log.exception("a call of model '%s' could not be sent", call.model)
-            call.failed(InternalError(f"request could not be written to the log: {error}"))
+            call.failed(class_of_failure(error)(f"request could not be written to the log: {error}"))
 
     def _ended(self, call: StreamWaiter) -> None:
         if not call.ended_by_reply:

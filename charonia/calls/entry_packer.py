@@ -20,7 +20,7 @@ from typing import Any
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
+from charonia.errors import CharoniaError, LogUnavailable, ResourceExhausted, class_of_failure
 from charonia.eventlog import port
 from charonia.eventlog.port import Limits, Reply, Work
 from charonia.inference import InferenceRequest
@@ -228,7 +228,7 @@ class EntryPacker:
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
         """The log did not take an entry; returns the requests to try again."""
         if not isinstance(error, CharoniaError):
-            error = InternalError(f"request could not be written to the log: {error}")
+            error = class_of_failure(error)(f"request could not be written to the log: {error}")
         if isinstance(error, ResourceExhausted) and len(entry) > 1:
             half = len(entry) // 2
             await self._accept(entry[:half])

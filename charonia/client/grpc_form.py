@@ -31,6 +31,8 @@ from protos import grpc_service_pb2 as pb
 
 from .procedures import MAX_WAIT_S, Exchange
 from .results import (
+    EMPTY_FINAL,
+    FINAL,
     ConnectionLost,
     Incomprehensible,
     Inference,
@@ -48,11 +50,10 @@ from .results import (
 )
 
 _SERVICE = "/inference.GRPCInferenceService/"
-_FINAL = "triton_final_response"
-_EMPTY_FINAL = "triton_enable_empty_final_response"
 _JOB_ID, _WAIT, _CANCEL = "charonia_job_id", "charonia_wait_s", "charonia_cancel"
 _ATTEMPT, _INDEX, _AFTER_INDEX = "charonia_attempt", "charonia_index", "charonia_after_index"
 _STATE = "charonia_job_state"
+_EMPTY_RESPONSE = "charonia_empty_response"
 _NEVER_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins the details of a call for which no connection could be made."""
 _NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
@@ -154,15 +155,10 @@ class GrpcForm:
         return Exchange(_infer_call(write_inference(inference), metadata), _read_status)
 
     def stream(self, inference: Inference, left_s: float | None) -> Exchange[Result | None]:
-        def read(answer: Any) -> Result | None:
-            response = _streamed(answer)
-            return (
-                read_result(response, inference.targets) if len(response.outputs) or not _is_final(response) else None
-            )
-
-        message = write_inference(inference)
-        message.parameters[_EMPTY_FINAL].bool_param = True
-        return Exchange(_stream_call(message), read)
+        """All that comes is shown: the server sends the flag alone only where the request asks for it (G24)."""
+        return Exchange(
+            _stream_call(write_inference(inference)), lambda answer: read_result(_streamed(answer), inference.targets)
+        )
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -192,12 +188,12 @@ class GrpcForm:
                 return JobEvent(place, "waiting")
             result = read_result(response)
             index = result.place[1] if result.place else 0
-            return JobEvent(
-                str(index), "response", response=result if result.tensors else None, final=_is_final(response)
-            )
+            final = result.parameters.get(FINAL) is True
+            is_flag = final and not (result.tensors or _EMPTY_RESPONSE in result.parameters)
+            return JobEvent(str(index), "response", response=None if is_flag else result, final=final)
 
         message = _about_job(job_id, MAX_WAIT_S)
-        message.parameters[_EMPTY_FINAL].bool_param = True
+        message.parameters[EMPTY_FINAL].bool_param = True
         if place:
             message.parameters[_AFTER_INDEX].int64_param = int(place)
         return Exchange(_stream_call(message), read)
@@ -332,10 +328,6 @@ def _streamed(answer: Any) -> Any:
         error.receipt = parameters[_RECEIPT].string_param if _RECEIPT in parameters else ""
         raise error
     return answer.infer_response
-
-
-def _is_final(response: Any) -> bool:
-    return _FINAL in response.parameters and bool(response.parameters[_FINAL].bool_param)
 
 
 def _read_status(response: Any) -> JobStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from charonia.tensors import Tensor
 
 from .procedures import Exchange
 from .results import (
+    FINAL,
     OVER,
     ConnectionLost,
     Incomprehensible,
@@ -306,9 +307,10 @@ def read_event(event: ServerSent | HttpAnswer) -> JobEvent | None:
     place = (data.get("attempt", 1), data.get("index", 0))
     if not all(type(number) is int for number in place):
         raise Incomprehensible(f"a response of a job has the place {place}")
-    result = None if response is None else _read_response(response, place=place)
-    if final and result is not None and not result.tensors:
-        result = None  # as over gRPC, where it cannot be told from the end alone
+    result = None
+    if response is not None:
+        result = _read_response(response, place=place)
+        result = replace(result, parameters={**result.parameters, FINAL: final})  # as over gRPC
     return JobEvent(event.id, "response", response=result, final=final)
 
 

@@ -25,6 +25,8 @@ from charonia.errors import (
 
 from .backoff import RetryPolicy
 from .results import (
+    EMPTY_FINAL,
+    FINAL,
     OVER,
     ConnectionLost,
     Incomprehensible,
@@ -204,17 +206,23 @@ class Procedures:
         self, inference: Inference, timeout_s: float | None, followed: Followed, resume: bool | None
     ) -> Procedure[None]:
         """Give the responses of the model. They come from a job, which is resumed, unless `resume` is False, or it is
-        None and the server has no jobs."""
+        None and the server has no jobs.
+
+        The flag that ends them without a response is given where the inference asks for it, as a result of its own."""
         deadline = self._deadline(timeout_s)
         if resume or inference.key:
             yield from self._require_jobs("a stream that resumes", deadline)
         elif resume is False or not (yield from self._find_jobs(deadline)):
             yield from self._plain_stream(inference, deadline)
             return
-        job = yield from self.submit(inference, self._left(deadline))
+        parameters = dict(inference.parameters)
+        flag = None
+        if parameters.pop(EMPTY_FINAL, False):  # not said of the job: over HTTP no request may have it
+            flag = Result(inference.model, inference.version, inference.request_id, {}, {FINAL: True})
+        job = yield from self.submit(replace(inference, parameters=parameters), self._left(deadline))
         if not inference.key:  # else its caller may come back for it, here or elsewhere
             followed.job_id = job.id
-        yield from self._follow(job.id, deadline, followed)
+        yield from self._follow(job.id, deadline, followed, flag)
 
     def _plain_stream(self, inference: Inference, deadline: float | None) -> Procedure[None]:
         """Repeated only as long as there was no response, and nothing can have been executed."""
@@ -288,7 +296,10 @@ class Procedures:
         yield from self._require_jobs("the responses of a job", deadline)
         yield from self._follow(job_id, deadline, Followed(job_id))
 
-    def _follow(self, job_id: str, deadline: float | None, followed: Followed) -> Procedure[None]:
+    def _follow(
+        self, job_id: str, deadline: float | None, followed: Followed, flag: Result | None = None
+    ) -> Procedure[None]:
+        """Give the responses of a job; `flag` where they end without one."""
         reading = self._resumed(lambda at: self._form.responses(job_id, at), "", deadline)
         given = 0
         while (event := (yield from next_given(reading))) is not None:
@@ -297,6 +308,8 @@ class Procedures:
             if event.response is not None:
                 given += 1
                 yield Give(event.response)
+            elif event.final and flag is not None:
+                yield Give(flag)
             if event.final or (event.ends and event.kind == "succeeded" and given):
                 followed.ended = True
                 return

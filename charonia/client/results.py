@@ -27,6 +27,11 @@ TERMINAL_STATES = frozenset(("succeeded", "failed", "cancelled", "expired"))
 """States of a job that it does not leave; also the last event of each (docs/jobs.md)."""
 
 
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""A parameter of a request, a boolean: the flag that a stream is over is wanted where it comes without a response."""
+FINAL = "triton_final_response"
+"""A parameter of each response of a stream: whether it is the last one."""
+
 OVER = "over"
 """Kind of the event that says that there are no more; no caller sees it."""
 
@@ -97,7 +102,8 @@ class InferenceOptions(TypedDict, total=False):
     `outputs` names the outputs wanted, or maps each to how many of its best classes are wanted (0 for the tensor), or
     to the shared memory that it is to be written to.
     `timeout_s` bounds the whole call, retries included; of a job it is the deadline. `parameters` holds parameters of
-    the request, among them Triton's `timeout`, `sequence_id`, `sequence_start` and `sequence_end`.
+    the request, among them Triton's `timeout`, `sequence_id`, `sequence_start` and `sequence_end`; and of a stream
+    `triton_enable_empty_final_response`, with which its end is a result, too.
     """
 
     outputs: Sequence[str] | Mapping[str, int | SharedArray]
@@ -142,6 +148,8 @@ class Inference:
                 raise InvalidArgument(
                     f"parameter '{name}' must be a string, a number or a boolean, not {type(value).__name__}"
                 )
+        if not isinstance(parameters.get(EMPTY_FINAL, False), bool):
+            raise InvalidArgument(f"parameter '{EMPTY_FINAL}' must be a boolean")
         if isinstance(outputs, str):
             raise InvalidArgument(f"outputs must be a list of names, not the string '{outputs}'")
         key = options.get("idempotency_key", "")
@@ -189,7 +197,8 @@ def _array(value: npt.ArrayLike) -> Array:
 class Result:
     """The answer to an inference, or one response of a stream. Arrays are read-only views of what was received.
 
-    BYTES outputs are arrays of `bytes` objects. `place` is (attempt, index) for a response of a job, else None.
+    BYTES outputs are arrays of `bytes` objects. `place` is (attempt, index) for a response of a job, else None. Of a
+    stream the parameter `triton_final_response` says whether it is the last one, which may be without tensors.
     """
 
     model: str
@@ -239,8 +248,8 @@ class JobStatus:
 class JobEvent:
     """Something that happened to a job. `place` is where a reader goes on that has seen it.
 
-    Of kind `response`, one response of the model: `response`, or the `error` it failed with; neither for the mark that
-    ends a stream. `final` says that no further response comes.
+    Of kind `response`, one response of the model: `response`, which may be without tensors, or the `error` it failed
+    with; neither for the flag that ends a stream. `final` says that no further response comes.
     """
 
     place: str

@@ -317,7 +317,8 @@ class BatchDied:
 
 @dataclass(frozen=True, slots=True)
 class BatchDiedInCompany:
-    """A batch was with an instance that died, and so were others: which of them it died of is unknown.
+    """A batch was with an instance that died, and what it died of is unknown: others were with it, or it was killed
+    from outside, as by a kernel without memory (ADR 0082).
 
     Fields as of `BatchDied`.
     """

@@ -106,8 +106,8 @@ class Tokenizer:
         return self._bytes[token]
 
     def token_text(self, token: int) -> str:
-        """Returns a token for showing: bytes that are no whole characters become U+FFFD."""
-        return self.token_bytes(token).decode(errors="replace")
+        """Returns a token as the vocabulary writes it, such as "Ġis" for " is"; "" for an id that it leaves out."""
+        return self._library.id_to_token(token) or ""
 
     def token_id(self, text: str) -> int | None:
         """Returns the id of a token by its text in the vocabulary, such as "<|im_end|>"; None if there is none."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExhausted
+from charonia.errors import SERVER_EXITING, CharoniaError, ErrorCode, InternalError, ResourceExhausted, Unavailable
 
 from .handover import Buffer, receive, send
 
@@ -103,7 +103,8 @@ class Offload:
 
     async def run(self, task: Task, *, may_refuse: bool = True) -> tuple[Any, list[memoryview]]:
         """Have a worker do this. Raises what the function raises of `CharoniaError`, and `InternalError` when the
-        worker ended; `ResourceExhausted` when too much waits, unless it may not be refused.
+        worker ended; `ResourceExhausted` when too much waits, unless it may not be refused; `Unavailable` when none can
+        be started.
         """
         size = task.size_bytes
         worker = self._workers[size >= SECOND_WORKER_BYTES]
@@ -119,7 +120,7 @@ class Offload:
 
     async def _await(self, size: int, may_refuse: bool, threads: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
         if self.closed:
-            raise InternalError("Server exiting")
+            raise Unavailable(SERVER_EXITING)
         over = self.tasks >= self._max_tasks or (self.tasks and self.size_bytes + size > self._max_bytes)
         if over and may_refuse:
             self.refused += 1
@@ -134,7 +135,7 @@ class Offload:
             future = threads.submit(_outcome, wanted)
         except RuntimeError:
             wanted.clear()  # it waits for a thread all the same, with nothing to do
-            raise InternalError("no thread for large messages can be started") from None
+            raise Unavailable("no thread for large messages can be started") from None
         self.tasks += 1
         self.size_bytes += size
 
@@ -230,7 +231,7 @@ class _Worker:
     def _connected(self) -> socket.socket:
         with self._lock:
             if self._closed:
-                raise InternalError("Server exiting")
+                raise Unavailable(SERVER_EXITING)
             if self._socket is not None and self._process is not None and self._process.poll() is None:
                 return self._socket
         self._end()
@@ -243,7 +244,7 @@ class _Worker:
                 )
             except OSError as error:
                 ours.close()
-                raise InternalError(f"no worker for large messages can be started: {error.strerror}") from None
+                raise Unavailable(f"no worker for large messages can be started: {error.strerror}") from None
         with self._lock:
             self._process, self._socket = process, ours
         return ours

@@ -179,7 +179,8 @@ async def answers_of_job(log: Jobs, model: str, job_id: bytes) -> Sequence[Respo
     except InvalidRecord as error:
         return f"the answer of its job cannot be read: {error}"
     # the end of a stream may only say that there are no more
-    return [*found, last] if last.place is None or last.outputs or last.error is not None else found
+    is_response = last.place is None or last.outputs or last.bare or last.error is not None
+    return [*found, last] if is_response else found
 
 
 def _at_us(call_id: bytes) -> int:

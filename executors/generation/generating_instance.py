@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
-from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError
+from charonia.errors import CANCELLED, Cancelled, CharoniaError, class_of_failure
 from charonia.generation.tokenizer import Tokenizer
 
 from .engine import Engine, EngineLoad, EngineObserver, GenerationRequest, TokenEvent
@@ -323,4 +323,4 @@ class GeneratingInstance:
 
 
 def _known(error: Exception) -> CharoniaError:
-    return error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")

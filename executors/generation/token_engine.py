@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.errors import CharoniaError, InvalidArgument, class_of_failure
 from charonia.generation.parameters import check_vocabulary
 from charonia.generation.sampling import Sampled, sample
 from charonia.generation.tokenizer import Tokenizer
@@ -306,4 +306,4 @@ def _sampled_alone(logits: npt.NDArray[np.float32], state: GenerationState) -> S
 def _as_error(error: Exception) -> CharoniaError:
     if isinstance(error, CharoniaError):
         return error
-    return InternalError(f"the next token could not be sampled: {type(error).__name__}: {error}")
+    return class_of_failure(error)(f"the next token could not be sampled: {type(error).__name__}: {error}")

@@ -141,7 +141,7 @@ class ModelProcess(ChildProcess):
             str(death),
             death.stderr,
             blameless=death.blameless or not suspected,
-            shared=suspected and len(suspects) > 1,
+            shared=suspected and (death.shared or len(suspects) > 1),
         )
 
     def kill_for(self, instance: object, reason: str) -> None:

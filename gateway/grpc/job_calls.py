@@ -160,11 +160,15 @@ class JobCalls:
 
 
 def placed(response: InferenceResponse) -> Parameters:
-    """The attempt and index of a job's response as parameters, with which a reader can continue."""
+    """The attempt and index of a job's response as parameters, with which a reader can continue.
+
+    `charonia_empty_response` tells a last response without outputs from the flag alone, which has a place, too.
+    """
     if response.place is None:
         return {}
     attempt, index = response.place
-    return {"charonia_attempt": attempt, "charonia_index": index}
+    places: Parameters = {"charonia_attempt": attempt, "charonia_index": index}
+    return {**places, "charonia_empty_response": True} if response.bare else places
 
 
 def _form(classes: Classes, served: ServedVersion) -> dict[str, Any]:

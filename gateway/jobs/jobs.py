@@ -26,10 +26,10 @@ from charonia.errors import (
     Cancelled,
     CharoniaError,
     DeadlineExceeded,
-    InternalError,
     LogUnavailable,
     NotFound,
     Unsupported,
+    class_of_failure,
     shed,
 )
 from charonia.eventlog.port import EventLog, JobLog
@@ -257,7 +257,7 @@ class Jobs:
         except CharoniaError as error:
             waiter.failed(error)
         except Exception as error:
-            waiter.failed(InternalError(f"job could not be written to the log: {error}"))
+            waiter.failed(class_of_failure(error)(f"job could not be written to the log: {error}"))
 
     async def _answer_from_record(self, waiter: Waiter) -> None:
         """Answer the waiter of a job that has ended, for which no reply will come."""

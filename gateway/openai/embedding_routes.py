@@ -1,7 +1,7 @@
 """Models that make a vector of texts, and `/v1/embeddings`: each text is a request, and the batcher joins them.
 
 A model that embeds has one BYTES input, one FP32 output and the parameter `charonia.openai_task: "embed"`, or the
-tensors with which Triton's vLLM backend embeds.
+tensors with which Triton's vLLM backend embeds, with or without the parameter.
 `scoring_routes` and `moderation_routes` ask other models in the same way.
 """
 
@@ -53,9 +53,8 @@ class EmbeddingEndpoint:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model, asked)
-        if model.adapter:
-            raise ApiError(f"the model '{model.name}' gives embeddings without adapters alone", param="model")
-        if _reads_requests(model):
+        refuse_adapter(model)
+        if reads_requests(model):
             return await self._by_requests(wanted, model, caller)
         name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
@@ -66,15 +65,11 @@ class EmbeddingEndpoint:
 
     async def _by_requests(self, wanted: EmbeddingRequest, model: TextModel, caller: Caller) -> dict[str, Any]:
         """The answer of a model with the tensors of Triton's vLLM backend, which takes token ids and counts tokens."""
-
-        async def ask(item: str | list[int]) -> tuple[Vector, int]:
-            return await _embed(self._handler, model, item, wanted.dimensions, caller)
-
+        inputs: Sequence[str | list[int]] = wanted.inputs
         with self._counts.call(EMBEDDING, model.name, caller.tenant, 0) as counted:
-            inputs: Sequence[str | list[int]] = wanted.inputs
-            found = await run_all(inputs, ask)
-            tokens = counted.reported_prompts[0] = sum(count for _, count in found)
-        return embedding_document(wanted, [vector for vector, _ in found], tokens)
+            vectors, tokens = await embed_all(self._handler, model, inputs, caller, wanted.dimensions)
+            counted.reported_prompts[0] = tokens
+        return embedding_document(wanted, vectors, tokens)
 
     async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
         """The texts, and the number of their tokens: 0 where the model has no tokenizer here."""
@@ -97,6 +92,12 @@ class EmbeddingEndpoint:
             texts.append(text.decode("utf-8", "replace"))
             await asyncio.sleep(0)  # thousands of lists are not decoded at once
         return texts, sum(map(len, (*tokens, *lists)))
+
+
+def refuse_adapter(model: TextModel) -> None:
+    """Raises a 400 `ApiError` for a name with an adapter, which would be answered without it."""
+    if model.adapter:
+        raise ApiError(f"the model '{model.name}' gives embeddings and scores without adapters alone", param="model")
 
 
 def embedding_tensors(model: TextModel) -> tuple[str, str]:
@@ -168,11 +169,26 @@ async def _ask(handler: Handler, model: TextModel, item: Mapping[str, str], outp
     return np.frombuffer(response.outputs[0].data, "<f4")
 
 
-def _reads_requests(model: TextModel) -> bool:
+def reads_requests(model: TextModel) -> bool:
     """Whether it has the tensors of Triton's vLLM backend; one that generates refuses requests to embed itself."""
     interface = model.served.interface
     tensors = (interface.inputs.get(REQUEST), interface.outputs.get(ANSWER))
-    return not model.task and all(one is not None and one.datatype is DataType.BYTES for one in tensors)
+    return model.task in ("", "embed") and all(one is not None and one.datatype is DataType.BYTES for one in tensors)
+
+
+async def embed_all(
+    handler: Handler,
+    model: TextModel,
+    items: Sequence[str | list[int]],
+    caller: Caller,
+    dimensions: int | None = None,
+) -> tuple[list[Vector], int]:
+    """The embedding of each text or list of token ids, float32 [n], by a model that `reads_requests`.
+
+    With them the number of their tokens, 0 where the model does not count them. Raises as `run_all`.
+    """
+    found = await run_all(items, lambda item: _embed(handler, model, item, dimensions, caller))
+    return [vector for vector, _ in found], sum(count for _, count in found)
 
 
 async def _embed(

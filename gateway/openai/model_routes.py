@@ -1,4 +1,5 @@
-"""The models of the OpenAI API, and their tokens: `/v1/models`, `/tokenize`, `/detokenize`, `/health`, `/version`.
+"""The models of the OpenAI API, and their tokens: `/v1/models`, `/tokenize`, `/detokenize`, `/tokenizer_info`,
+`/health`, `/version`.
 
 The paths without `/v1` are vLLM's; `/v1/models/{model}/load` and `/unload` are those of Triton's OpenAI frontend.
 """
@@ -27,6 +28,8 @@ from .text_models import Asked, TextModel, TextModels, TextTools
 
 DOCUMENT_PATH, METRICS_PATH = "/openapi.json", "/metrics"
 REPOSITORY = "model-repository"
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""The class by which Hugging Face's transformers read a `tokenizer.json` alone."""
 OWN_PATHS = frozenset((DOCUMENT_PATH, METRICS_PATH))
 """Only on the port of this API: the HTTP port has its own document."""
 
@@ -125,6 +128,26 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
             raise ApiError(error.message, param="tokens") from None
         await call.reply({"prompt": prompt})
 
+    async def tokenizer_info(call: ApiCall) -> None:
+        """Of the model that the query names; without a name of the first one that has a tokenizer."""
+        name = call.query.get("model", "")
+        tools = await needed(name, call.asked) if name else await first_tools()
+        assets = tools.assets
+        await call.reply(
+            {
+                "tokenizer_class": TOKENIZER_CLASS,
+                "model_max_length": tools.context,
+                "chat_template": assets.chat_template or None,
+                **assets.special_tokens,
+            }
+        )
+
+    async def first_tools() -> TextTools:
+        for model in models.all():
+            if (tools := await models.tools(model)) is not None:
+                return tools
+        raise ApiError("no model here has a tokenizer", status=404)
+
     async def needed(name: str, asked: Asked) -> TextTools:
         tools = await models.tools(models.find(name, asked))
         if tools is None:
@@ -167,6 +190,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     routes.add("POST", "/v1/models/{model}/unload", unload, group=REPOSITORY)
     routes.add("POST", "/tokenize", tokenize)
     routes.add("POST", "/detokenize", detokenize)
+    routes.add("GET", "/tokenizer_info", tokenizer_info, group="metadata")
     routes.add("GET", "/health", health, group="health", is_open=True)
     routes.add("GET", "/health/ready", health, group="health", is_open=True)
     routes.add("GET", METRICS_PATH, metrics, group="statistics", is_open=True)

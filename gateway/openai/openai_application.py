@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 
-from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, class_of_failure
 from charonia.options.settings import GatewaySettings
 from charonia.tasks import Tasks
 from gateway.access.restrictions import Restrictions
@@ -27,7 +27,7 @@ from .message_routes import MESSAGES, add_messages
 from .model_routes import OWN_PATHS, add_models
 from .moderation_routes import add_moderations
 from .scoring_routes import Scoring, add_scoring
-from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
+from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure, status_of
 from .stored.stored_objects import ObjectLog
 from .stored.stored_parts import StoredParts
 from .text_models import TextModels
@@ -36,6 +36,8 @@ from .text_serving import TextServing
 from .transcription_routes import add_transcriptions
 
 logger = logging.getLogger("charonia.gateway.openai")
+
+OVERLOADED = "the server is out of time, memory, threads or descriptors: try again"
 
 
 class OpenAiInterface:
@@ -95,9 +97,10 @@ class OpenAiInterface:
         except asyncio.CancelledError:
             if not scope.get("state", {}).get(CLIENT_LEFT):
                 await _fail(call, Unavailable(SERVER_EXITING))
-        except Exception:
+        except Exception as failure:
             logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
-            await _fail(call, InternalError("internal server error"))
+            kind = class_of_failure(failure)
+            await _fail(call, kind(OVERLOADED if kind is Unavailable else "internal server error"))
 
     async def _dispatch(self, call: ApiCall, *, draining: bool) -> None:
         method, path = call.scope["method"], call.scope["path"]
@@ -140,14 +143,24 @@ async def _fail(call: ApiCall, failure: Failure) -> None:
     is_message = call.scope["path"].startswith(MESSAGES)
     if not call.started:
         status, headers, body = render_failure(failure, is_message=is_message)
+        _log_failure(call, failure, status)
         if status == 429 and not isinstance(failure, TokensExhausted):
             headers.append((b"x-ratelimit-remaining-requests", b"0"))
         await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
         return
     if not call.streams:
         raise _CutShort(failure.message)
+    _log_failure(call, failure, status_of(failure))
     event = b"data: " + json_bytes(error_document(failure, is_message=is_message)) + b"\n\n"
     await call.end_events(b"event: error\n" + event if is_message else event + DONE)
+
+
+def _log_failure(call: ApiCall, failure: Failure, status: int) -> None:
+    """Say what a call failed of where the server failed it: clients often drop the message."""
+    if status >= 500:
+        level = logging.ERROR if status == 500 else logging.INFO
+        words = (call.scope["method"], call.scope["path"][:256], status, type(failure).__name__, failure.message)
+        logger.log(level, "%s %r is answered with %d, %s: %s", *words, exc_info=failure.__cause__)
 
 
 class _CutShort(Exception):

@@ -1,7 +1,8 @@
 """`/v1/rerank` and `/v1/score`: how well texts fit together, by a model that scores pairs or one that embeds.
 
 A model that scores has the parameter `charonia.openai_task: "score"`, the BYTES inputs `query` and `document`, and one
-FP32 output with one value. Of a model that embeds, the score is the cosine of two embeddings.
+FP32 output with one value. Of a model that embeds, as `embedding_routes` describes it, the score is the cosine of two
+embeddings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from gateway.handler import Handler
 from gateway.requests.delivery import Caller
 
 from .api_calls import ApiCall, RouteTable
-from .embedding_routes import ask_all, embedding_tensors, texts_to_vector
+from .embedding_routes import (
+    ANSWER,
+    REQUEST,
+    ask_all,
+    embed_all,
+    embedding_tensors,
+    reads_requests,
+    refuse_adapter,
+    texts_to_vector,
+)
 from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.scoring_shapes import read_rerank, read_score, rerank_document, score_document
@@ -42,11 +52,14 @@ class Scoring:
     async def scores(
         self, name: str, pairs: Pairs, caller: Caller, endpoint: str, asked: Asked
     ) -> tuple[list[float], int]:
-        """The score of each pair, and how many tokens the model reads: 0 where it has no tokenizer here.
+        """The score of each pair, and how many tokens the model reads: 0 where no tokenizer is here and it counts none.
 
         Raises `ApiError` for a model that cannot, and the error of the first request that failed.
         """
         model = self._models.find(name, asked)
+        refuse_adapter(model)
+        if reads_requests(model):
+            return await self._by_requests(model, pairs, caller, endpoint)
         scores = model.task == "score"
         output = _score_output(model) if scores else ""
         text, vector = ("", "") if scores else _embedding_tensors(model)
@@ -58,14 +71,23 @@ class Scoring:
                 items = [{QUERY: query, DOCUMENT: document} for query, document in pairs]
                 found = await ask_all(self._handler, model, items, output, caller)
                 return [_only(model, one) for one in found], tokens
-            texts = list(dict.fromkeys(one for pair in pairs for one in pair))
+            texts = _different(pairs)
             vectors = await ask_all(self._handler, model, [{text: one} for one in texts], vector, caller)
-            of_text = dict(zip(texts, vectors, strict=True))
-            return [cosine(of_text[query], of_text[document]) for query, document in pairs], tokens
+            return _cosines(pairs, texts, vectors), tokens
+
+    async def _by_requests(
+        self, model: TextModel, pairs: Pairs, caller: Caller, endpoint: str
+    ) -> tuple[list[float], int]:
+        """As `scores`, of a model with the tensors of Triton's vLLM backend, which counts tokens itself."""
+        texts = _different(pairs)
+        with self._counts.call(endpoint, model.name, caller.tenant, 0) as counted:
+            vectors, tokens = await embed_all(self._handler, model, texts, caller)
+            counted.reported_prompts[0] = tokens
+            return _cosines(pairs, texts, vectors), tokens
 
     def _check_size(self, pairs: Pairs, param: str) -> None:
         """Raises a 400: each pair is a request with both texts, and one query stands in all of them."""
-        sizes = {one: size_of(one) for one in dict.fromkeys(one for pair in pairs for one in pair)}
+        sizes = {one: size_of(one) for one in _different(pairs)}
         total = sum(sizes[query] + sizes[document] for query, document in pairs)
         self._models.check_size(total, f"{len(pairs)} pairs of texts", param)
 
@@ -74,7 +96,7 @@ class Scoring:
         tools = await self._models.tools(model)
         if tools is None:
             return 0
-        texts = list(dict.fromkeys(one for pair in pairs for one in pair))
+        texts = _different(pairs)
         counts = map(len, await self._models.encode_all(tools, texts, special=True))
         of_text = dict(zip(texts, counts, strict=True))
         if not together:
@@ -100,10 +122,21 @@ def _embedding_tensors(model: TextModel) -> tuple[str, str]:
     """The tensors of a model that embeds. Raises a 400 `ApiError` that says what a model needs."""
     if model.task != "embed":
         raise ApiError(
-            f"The model '{model.name}' cannot score: it needs the parameter charonia.openai_task, 'score' or 'embed'",
+            f"The model '{model.name}' cannot score: it needs the parameter charonia.openai_task, 'score' or 'embed', "
+            f"or the BYTES tensors {REQUEST} and {ANSWER}",
             param="model",
         )
     return embedding_tensors(model)
+
+
+def _different(pairs: Pairs) -> list[str]:
+    """The texts of all pairs, each once."""
+    return list(dict.fromkeys(one for pair in pairs for one in pair))
+
+
+def _cosines(pairs: Pairs, texts: Sequence[str], vectors: Sequence[Vector]) -> list[float]:
+    of_text = dict(zip(texts, vectors, strict=True))
+    return [cosine(of_text[query], of_text[document]) for query, document in pairs]
 
 
 def _only(model: TextModel, values: Vector) -> float:

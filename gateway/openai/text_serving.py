@@ -36,7 +36,7 @@ from gateway.http.codec.error_replies import Headers
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 
 from .shapes.api_errors import CONTEXT_LENGTH, ApiError
-from .shapes.chat_shapes import ChatRequest
+from .shapes.chat_shapes import PROMPT_IDS, ChatRequest
 from .shapes.completion_shapes import CompletionRequest, Prompt
 from .shapes.sampling_fields import seed_of
 from .shapes.text_answers import TextDelta, read_delta
@@ -121,9 +121,15 @@ class TextServing:
         model = self._generating(chat.model, asked)
         tools = await self.models.tools(model)
         await self._check_structure(chat.sampling, tools)
-        prompt = await self.models.render(tools, chat)
+        prompt: Prompt
+        if chat.prompt_ids is None:
+            prompt = await self.models.render(tools, chat)
+        elif tools is None or "prompt_token_ids" not in model.served.interface.inputs:
+            raise ApiError(f"The model '{model.name}' takes no tokens", param=PROMPT_IDS, code="unsupported_parameter")
+        else:
+            prompt = chat.prompt_ids
         cut = _Cut.of(chat.options, model, tools, chat.max_tokens or 1)
-        tokens = [await self._tokens(tools, prompt, cut, special=False)] if tools is not None else []
+        tokens = [await self._tokens(tools, prompt, cut, PROMPT_IDS, special=False)] if tools is not None else []
         max_tokens = chat.max_tokens
         if max_tokens is None and tools is not None:
             longest = min(bound, tools.context) if bound else tools.context
@@ -133,7 +139,8 @@ class TextServing:
         tool_format, sampling = model.tool_format(tools), chat.sampling
         if chat.tool_choice.mode == "auto" and tool_format in MARKED_BY_SPECIAL_TOKENS:
             sampling = {**sampling, "skip_special_tokens": False}
-        found = self._prepared(model, tools, [prompt], tokens, sampling, chat.count, max_tokens, stream=chat.stream)
+        prompts = [prompt if isinstance(prompt, str) else ""]
+        found = self._prepared(model, tools, prompts, tokens, sampling, chat.count, max_tokens, stream=chat.stream)
         _check_length(found, bound)
         found.tool_format = tool_format
         found.set_priority(chat.priority)
@@ -153,7 +160,7 @@ class TextServing:
         tokens: list[list[int]] = []
         for prompt in wanted.prompts:
             if tools is not None:
-                tokens.append(await self._tokens(tools, prompt, cut, special=wanted.add_special_tokens))
+                tokens.append(await self._tokens(tools, prompt, cut, "prompt", special=wanted.add_special_tokens))
             elif not isinstance(prompt, str):
                 if "prompt_token_ids" not in model.served.interface.inputs:
                     raise ApiError("the model has no tokenizer: 'prompt' must be text", param="prompt")
@@ -175,7 +182,9 @@ class TextServing:
             )
         return model
 
-    async def _tokens(self, tools: TextTools, prompt: Prompt, cut: _Cut | None, *, special: bool) -> list[int]:
+    async def _tokens(
+        self, tools: TextTools, prompt: Prompt, cut: _Cut | None, param: str, *, special: bool
+    ) -> list[int]:
         if isinstance(prompt, str):
             found = await self.models.encode(tools, prompt, special=special, is_cut=cut is not None)
         elif cut is None and len(prompt) > tools.context:
@@ -184,7 +193,7 @@ class TextServing:
             raise too_long_to_cut(most, len(prompt), "tokens")
         elif (largest := max(prompt, default=0)) >= (known := tools.tokenizer.vocabulary):
             raise ApiError(
-                f"'prompt' has token id {largest}, out of vocabulary: the model has {known} tokens", param="prompt"
+                f"'{param}' has token id {largest}, out of vocabulary: the model has {known} tokens", param=param
             )
         else:
             found = prompt

@@ -107,8 +107,7 @@ class Tape:
                 self.is_whole = False
             elif self._grow(_RESPONSE_BYTES + len(error.message)):
                 self.packed.append(pack_failure(_NO_ID, self.model, response.version, error))
-        elif not (response.final and not response.outputs):
-            # a last one without outputs is left out, response or flag: the client of a replay cannot tell them apart
+        elif response.outputs or response.bare or not response.final or response.place is None:  # not the flag alone
             outputs = wanted_outputs(response.outputs, self.request.outputs)
             if self._grow(_RESPONSE_BYTES + sum([len(tensor.data) for tensor in outputs])):
                 self.packed.append(pack_response(_NO_ID, self.model, response.version, outputs, {}))

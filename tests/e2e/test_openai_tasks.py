@@ -61,6 +61,16 @@ def test_a_model_with_the_tensors_of_tritons_vllm_backend_embeds(client: Any) ->
     assert [one.embedding for one in found.data] == [[1, 1], [0, 1]]
 
 
+def test_a_model_with_the_tensors_of_tritons_vllm_backend_ranks(server: Server) -> None:
+    status, found = post(server, "/v1/rerank", model="vectors", query="aab", documents=["c", "a", "aabaab"])
+    assert status == 200, found
+    assert [one["index"] for one in found["results"]] == [2, 1, 0]
+    assert [one["relevance_score"] for one in found["results"]] == pytest.approx([1.0, 2 / 5**0.5, 0.0], abs=1e-6)
+    assert found["usage"]["prompt_tokens"] == 11
+    _, found = post(server, "/v1/score", model="vectors", text_1="ab", text_2=["ab", "b"])
+    assert [one["score"] for one in found["data"]] == pytest.approx([1.0, 0.5**0.5], abs=1e-6)
+
+
 def test_pairs_are_scored(server: Server) -> None:
     one_to_many: dict[str, Any] = {"text_1": "a city", "text_2": ["a city", "a village", "x"]}
     for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,16 +43,49 @@ output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 60000000 }
 """
+LONE = """
+import os, signal, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (array,) = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        value = int(array[0])
+        if value == 669:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if value == 1:
+            place = "PLACE"
+            with open(f"{place}/{os.getpid()}.new", "w"):
+                pass
+            os.rename(f"{place}/{os.getpid()}.new", f"{place}/{os.getpid()}.runs")
+            give_up_at = time.monotonic() + 60
+            while not os.path.exists(f"{place}/gate") and time.monotonic() < give_up_at:
+                time.sleep(0.005)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)])]
+"""
+LONE_CONFIG = """
+max_batch_size: 0
+input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
 LIMITED = 'parameters { key: "charonia.max_execution_s" value { string_value: "2" } }'
 """For the model that loops: a limit would end the others' batches as well where a machine stands still."""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `lone` says which process runs its request, and waits for a gate."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, place: Path) -> Iterator[Server]:
 
     models = tmp_path_factory.mktemp("models")
     python(models, "moody", SOURCE, CONFIG)
     python(models, "looping", SOURCE, CONFIG + LIMITED)
+    python(models, "lone", LONE.replace("PLACE", str(place)), LONE_CONFIG)
     with serving(models, tmp_path_factory.mktemp("state")) as running:
         yield running
 
@@ -78,3 +114,28 @@ def test_innocents_succeed_and_the_culprit_is_dead_lettered(model: str, deed: in
         letter = b"".join(next(iter(log.xrevrange(keys.dead_letters(model), count=1)))[1].values())
         if deed == 666:
             assert b"last words of a batch of 1" in letter
+
+
+def test_a_lone_request_outlives_a_kill_from_outside_once(server: Server, place: Path) -> None:
+    """As of a kernel without memory: the process that it ends need not be the one that asked for too much."""
+    with server.log_client() as log:
+        letters = log.xlen(keys.dead_letters("lone"))
+
+        def alone(value: int) -> int:
+            return int(infer(server, "lone", x=np.array([value], np.int32)).as_numpy("y")[0])
+
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(alone, 1)
+            until("its request runs", lambda: list(place.glob("*.runs")))
+            (running,) = place.glob("*.runs")
+            running.unlink()
+            os.kill(int(running.stem), signal.SIGKILL)
+            until("it runs again", lambda: list(place.glob("*.runs")))
+            (place / "gate").touch()
+            assert answer.result(60) == 2
+        deaths = server.log().count("instance lone_0_0 died")
+        with pytest.raises(InferenceServerException, match=r"Stub process 'lone_0_0' is not healthy\."):
+            alone(669)
+        assert server.log().count("instance lone_0_0 died") - deaths == 2, "once to be sure"
+        until("it is a dead letter", lambda: log.xlen(keys.dead_letters("lone")) == letters + 1)
+        assert alone(3) == 6

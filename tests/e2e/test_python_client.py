@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from e2e_asking import infer, until
 from e2e_models import gated, python, scaling
 from e2e_server import Server, serving
@@ -203,6 +204,8 @@ def test_commands_that_ask(kind: str, two: Server, tmp_path: Path) -> None:
     assert np.load(said.out.strip()).tolist() == [[2, 4, 6, 8]]
     said = Said(two, "infer", "squares", "--input", "COUNT=3", "--stream", "--json", kind=kind)
     assert [line["outputs"][0]["data"] for line in said.lines] == [[0], [1], [4]]
+    said = Said(two, "infer", "squares", "--input", "COUNT=0", "--parameter", "ends=bare", "--stream", kind=kind)
+    assert said.out == "(without outputs)\n"
     assert Said(two, "stats", "double", "--json", kind=kind).lines[0][0]["inference_count"] > 0
     assert "QUEUE US" in Said(two, "stats", kind=kind).out
     said = Said(two, "infer", "double", "--input", "INPUT0=[1]", kind=kind)
@@ -218,6 +221,7 @@ def test_commands_about_jobs(two: Server) -> None:
     events = Said(two, "tail", job, "--json").lines
     assert [event["event"] for event in events] == ["accepted", "batched", *["response"] * 3, "succeeded"]
     assert [event["response"]["outputs"][0]["data"] for event in events[2:4]] == [[0], [1]]
+    assert Said(two, "tail", job).out.splitlines()[4].endswith("(the last)")
     rest = Said(two, "tail", job, "--json", "--after", events[3]["place"]).lines
     assert rest == events[4:]
     assert [line["outputs"][0]["data"] for line in Said(two, "result", job, "--json").lines] == [[0], [1]]
@@ -341,6 +345,64 @@ def test_leaving_a_stream_cancels_its_request(kind: str, resume: bool | None, tw
         next(stream)
         stream.close()
         until("the model has noticed", gates.left.exists)
+
+
+ENDS = {
+    "the flag alone": (2, {}),
+    "the flag alone, after nothing": (0, {}),
+    "a response with outputs": (2, {"flagged": True}),
+    "a response without outputs": (2, {"ends": "bare"}),
+    "a response without outputs, after nothing": (0, {"ends": "bare"}),
+    "a response without outputs before the flag": (2, {"bare_at": 1}),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_end_of_a_stream_is_what_tritonclient_shows(ends: str, wanted: bool, two: Server) -> None:
+    number, parameters = ENDS[ends]
+    expected = [
+        (None if response.as_numpy("VALUE") is None else int(response.as_numpy("VALUE")[0]), final)
+        for response, final in streamed(two, number, parameters, wanted)
+    ]
+    assert len(expected) == number + (not parameters and wanted) + (parameters.get("ends") == "bare") + (
+        "bare_at" in parameters and wanted
+    )
+    asked = {**parameters, "triton_enable_empty_final_response": wanted}
+    for kind, resume in (("http", None), ("grpc", None), ("grpc", False)):
+        with client(kind, two, retry=PATIENT) as asking:
+            found = list(asking.stream("squares", count(number), parameters=asked, resume=resume))
+        shown = [(int(r["VALUE"][0]) if r.tensors else None, r.parameters["triton_final_response"]) for r in found]
+        assert shown == expected, (kind, resume)
+        assert {result.model for result in found} <= {"squares"}
+
+
+def streamed(
+    server: Server, number: int, parameters: dict[str, Any], wanted: bool
+) -> list[tuple[triton.InferResult, bool]]:
+    """What the stock client gets of a stream, with what each response says of being the last one."""
+    answers: list[Any] = []
+    with triton.InferenceServerClient(server.grpc) as asking:
+        asking.start_stream(lambda result, error: answers.append(error or result))
+        tensor = triton.InferInput("COUNT", [1], "INT32")
+        tensor.set_data_from_numpy(count(number)["COUNT"])
+        more = {"parameters": parameters} if parameters else {}
+        asking.async_stream_infer("squares", [tensor], enable_empty_final_response=wanted, **more)
+        asking.stop_stream()  # waits for all responses
+    return [(one, one.get_response().parameters["triton_final_response"].bool_param) for one in answers]
+
+
+def test_the_responses_of_a_job_have_its_last_one_without_outputs(two: Server) -> None:
+    for kind in KINDS:
+        with client(kind, two, retry=PATIENT) as asking:
+            for ends, more in (("bare", 1), ("", 0)):
+                job = asking.submit("squares", count(2), parameters={"ends": ends})
+                found = [list(result.tensors) for result in job.responses()]
+                assert found == [["VALUE"]] * 2 + [[]] * more, kind
+                if kind == "http":
+                    assert [list(result.tensors) for result in job.results()] == found
+                    told = [event for event in job.events() if event.kind == "response"]
+                    assert (told[-1].final, told[-1].response is None) == (True, not more)
 
 
 @pytest.mark.parametrize("kind", KINDS)

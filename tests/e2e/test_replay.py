@@ -53,6 +53,29 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 {RECORDED}
 """
 
+ENDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1, np.int32))]))
+            sender.send({last}flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""One response, and at the end of versions 1 and 2 one without outputs, of version 3 the flag alone."""
+ENDING = f"""
+max_batch_size: 0
+version_policy {{ all {{}} }}
+input [ {{ name: "X" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+model_transaction_policy {{ decoupled: true }}
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+{RECORDED}
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -63,6 +86,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scaling(directory / "models", "plain", 2.0)
     for version in (1, 2):
         python(directory / "models", "spelling", SPELLS, SPELLING, version=version)
+    for version, last in ((1, "pb_utils.InferenceResponse([]), "), (2, "pb_utils.InferenceResponse([]), "), (3, "")):
+        for model in ("ending", "ending_later"):
+            source = ENDS.replace("{last}", last)
+            python(directory / "models", model, source, ENDING, version=version)
     with serving(directory / "models", directory / "state") as server:
         yield server
 
@@ -160,3 +187,28 @@ def test_sequences_and_streams_are_asked_again_in_order(server: Any, replay: Ask
     for url in ("", f"grpc://{server.grpc}"):
         code, found = replay("--to=spelling:2", url=url)
         assert (code, found["compared"], found["same"], found["unreplayable"]) == (0, 8, 8, []), found
+
+
+def test_a_last_response_without_outputs_is_compared(server: Any, replay: Asking) -> None:
+    """Of streams, and of jobs, which keep their answers themselves."""
+    value = grpcclient.InferInput("X", [1], "INT32")
+    value.set_data_from_numpy(np.zeros(1, np.int32))
+    answers: list[Any] = []
+    with grpcclient.InferenceServerClient(server.grpc) as asking:
+        asking.start_stream(lambda result, error: answers.append(error or result))
+        asking.async_stream_infer("ending", [value], model_version="1")
+        asking.stop_stream()  # waits for all responses
+    assert [len(answer.get_response().outputs) for answer in answers] == [1, 0]
+    body = json.dumps({"inputs": [{"name": "X", "datatype": "INT32", "shape": [1], "data": [0]}]}).encode()
+    path = "/v2/models/ending_later/versions/1/infer"
+    status, said = server.request("POST", path, body, {"prefer": "respond-async"})
+    assert status == 202, said
+    assert server.get(f"/v2/jobs/{json.loads(said)['id']}/result?wait=30")[0] == 200
+    for model in ("ending", "ending_later"):
+        recorded(server, model, 1)
+        for url in ("", f"grpc://{server.grpc}"):
+            code, found = replay(f"--to={model}:2", url=url)
+            assert (code, found["compared"], found["same"]) == (0, 1, 1), f"{model} {url} {json.dumps(found)}"
+            code, found = replay(f"--to={model}:3", url=url)
+            assert (code, found["different"]) == (1, 1), (model, url, found)
+            assert "recorded were 2 responses, now there are 1" in json.dumps(found)

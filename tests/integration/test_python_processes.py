@@ -85,6 +85,7 @@ async def test_a_crash_or_a_hang_ends_one_instance_only(load: Load, what: str, r
     assert str(first).startswith("Stub process 'm_0_0' is not healthy. The process (pid ")
     assert reason in str(first)
     assert last_words in first.stderr
+    assert first.shared is (what == "kill"), "what ended it may have come from outside"
     assert gone(victim.pid)
     assert healthy.error is None
     with pytest.raises(InstanceDied, match="is not healthy"):

@@ -215,6 +215,7 @@ class SchedulerMachine(SchedulerAccount):
         batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
         ids = frozenset(request.id for request in batch.requests)
         self.in_company = in_company
+        self.was_apart = batch.suspects == "apart"
         event = BatchDied(batch.batch_id, batch.executor, ids, "died", "", blameless, in_company)
         self.apply(self.scheduler.observe(event, self.now_ns))
         self.in_company = False

@@ -1,4 +1,7 @@
-"""Embeddings by a real engine (`make test-vllm`): SmolLM2 as a pooling model, asked as Triton's OpenAI front does."""
+"""Embeddings by a real engine (`make test-vllm`): SmolLM2 as a pooling model, asked as Triton's OpenAI front does.
+
+Documents are ranked by them, too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def test_a_pooling_model_embeds_and_does_not_generate(tmp_path: Path, weights: P
     (version / "model.json").write_text(
         json.dumps({**ENGINE, "model": str(weights / "smollm2"), "runner": "pooling", "convert": "embed"})
     )
-    server = start(tmp_path / "models", tmp_path / "state", "--allow-webhooks=false", environment=ENVIRONMENT)
+    options = ("--allow-webhooks=false", "--openai-on-http-port=true")
+    server = start(tmp_path / "models", tmp_path / "state", *options, environment=ENVIRONMENT)
     try:
         server.wait_ready(START_S)
         vectors = []
@@ -39,6 +43,16 @@ def test_a_pooling_model_embeds_and_does_not_generate(tmp_path: Path, weights: P
         assert len(vectors[0]) == 576
         assert vectors[0] == pytest.approx(vectors[1], abs=1e-5)
         assert math.isclose(sum(one * one for one in vectors[0]), 1.0, rel_tol=1e-3), "normalised, as vLLM's default"
+        documents = ["The capital of France is", "7 + 9 = 16"]
+        asked = json.dumps({"model": "embed", "query": documents[0], "documents": documents[::-1]})
+        status, answer = server.request("POST", "/v1/rerank", asked.encode())
+        assert status == 200, answer
+        found = json.loads(answer)
+        assert [one["index"] for one in found["results"]] == [1, 0]
+        scores = [one["relevance_score"] for one in found["results"]]
+        assert scores[0] == pytest.approx(1.0, abs=1e-5)
+        assert -1.0 <= scores[1] < scores[0]
+        assert found["usage"]["prompt_tokens"] > 5
         code, refused = generate(server, "x", model="embed")
         assert code == 400
         assert refused["error"] == "Error generating stream: Model embed does not support 'generate' request"

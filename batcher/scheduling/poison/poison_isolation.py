@@ -4,7 +4,8 @@ The rule, for the members of one batch that are unsettled:
 
 - Their *instance died* of them (`BatchDied`: the executor lives and says which batch it was). They are halved and each
   half runs as a batch of its own, never joined with others. A request that was alone is the culprit. One culprit among
-  n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
+  n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1. Where the instance had other batches, or was
+  killed from outside (`in_company`), one that was alone runs apart once more, and is the culprit if it dies again.
 - Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; no report says what it was
   doing). This loss blames no request. They are split in eight, each part a batch of its own. A request that is alone
   when its executor is lost, too, runs *apart* from then on: its model gives that executor nothing else meanwhile. Only

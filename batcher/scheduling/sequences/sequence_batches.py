@@ -111,7 +111,7 @@ class SequenceBatches:
         if event.blameless:
             return
         for request in left:
-            if len(batch.requests) == 1 and not event.in_company:
+            if len(batch.requests) == 1 and (not event.in_company or request.id in self._ledger.alone):
                 self._condemn(CondemnRequest(request, event.reason, event.stderr, batch.executor), now_ns, decisions)
             else:
                 self._ledger.alone.add(request.id)

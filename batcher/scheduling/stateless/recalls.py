@@ -131,7 +131,7 @@ class Recalls:
         left = self._spare(batch.version, left)
         if batch.requests and not left:
             return
-        if event.in_company and len(batch.requests) == 1:
+        if event.in_company and len(batch.requests) == 1 and not batch.apart:
             self._isolate(batch.version, left).add(left, apart=True)
         elif len(batch.requests) == 1:
             for request in left:

@@ -187,6 +187,8 @@ class ChildProcess(FrameCalls):
             self._output.last_lines(),
             # stopped from outside, or by us during a call, or while it ran no batch
             blameless=self._closing or code == -signal.SIGTERM or next(iter(self._calls), 0) in self._checks,
+            # the kernel kills the largest process, not the one that asked for too much; a second death names the batch
+            shared=code == -signal.SIGKILL and not self._kill_reason,
         )
         if not self._ready.done():
             self._ready.set_exception(InstanceDied(str(death), death.stderr, blameless=death.blameless))

@@ -20,7 +20,7 @@ from charonia.backend import (
     WindowedInstance,
 )
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, class_of_failure
 from charonia.tensors import Buffer, Tensor
 from executors.backends.python.frame_content import answer_content
 from executors.backends.python.protocol.frames import Frame, Kind, padding
@@ -254,7 +254,7 @@ class Responses:
 
 
 def _known(error: Exception) -> CharoniaError:
-    return error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")
 
 
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .operations import EVENTS, JSON, Content, Operation, Reply
+from .operations import EVENTS, JSON, Content, Operation, Parameter, Reply
 from .schemas import COUNT, FLAG, NUMBER, TEXT, Schema, array, opened, ref
 
 ERROR = "OpenAiError"
@@ -69,6 +69,12 @@ MODEL = {
     "root": "smollm2",
     "parent": "smollm2",
     "max_model_len": 8192,
+}
+_TOKENIZER_INFO = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": 8192,
+    "chat_template": "{% for message in messages %}...{% endfor %}",
+    "eos_token": "<|im_end|>",
 }
 _EMBEDDINGS = {
     "object": "list",
@@ -163,6 +169,13 @@ TEXT_OPERATIONS = (
         error_schema=ERROR,
     ),
     Operation(
+        *("get", "/tokenizer_info", "tokenizerInfo", _TAG, "The tokenizer of a model, and its chat template"),
+        _whole("What is known of it", "TokenizerInfo", _TOKENIZER_INFO),
+        (*_CALL, 404),
+        parameters=(Parameter("model", "query", "of this model; the first that has a tokenizer without it"),),
+        error_schema=ERROR,
+    ),
+    Operation(
         *("get", "/health", "openaiHealth", _TAG, "Whether the server is ready for requests"),
         {200: Reply("It is")},
         _OPEN,
@@ -237,6 +250,8 @@ def text_schemas() -> dict[str, Schema]:
                 "tools": maybe(array({"type": "object"})),
                 "tool_choice": maybe({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
                 "parallel_tool_calls": maybe(FLAG),
+                "echo": maybe(FLAG),
+                "kv_transfer_params": maybe({"type": "object"}),
                 **tokens,
             },
         ),
@@ -302,5 +317,8 @@ def text_schemas() -> dict[str, Schema]:
         "Tokens": opened({"count": COUNT, "max_model_len": COUNT, "tokens": ids, "token_strs": maybe(array(TEXT))}),
         "DetokenizeRequest": opened({"model": TEXT, "tokens": ids}),
         "Detokenized": opened({"prompt": TEXT}),
+        "TokenizerInfo": opened(
+            {"tokenizer_class": TEXT, "model_max_length": COUNT, "chat_template": maybe(TEXT)}, {"eos_token": TEXT}
+        ),
         "OpenAiVersion": opened({"version": TEXT}),
     }

@@ -26,6 +26,7 @@ from .sampling_fields import (
     sampling_of,
     structure_of,
     text,
+    token_ids,
     whole,
 )
 from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, prompt_logprobs, token_logprobs, usage
@@ -34,6 +35,8 @@ from .token_options import NO_OPTIONS, TokenOptions, chosen_ids, token_options
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
 MAX_ROLE_CHARACTERS = 64
+PROMPT_IDS = "kv_transfer_params.prompt_token_ids"
+"""The member with the tokens that another stage made of the prompt, as vLLM's routers pass them on."""
 _MOST = 2**31 - 1
 _NO_IDS: Mapping[str, Any] = {}
 
@@ -66,6 +69,10 @@ class ChatRequest:
     counts_always: bool = False
     """Whether each chunk of a stream has the usage so far."""
     options: TokenOptions = NO_OPTIONS
+    echo: str = ""
+    """The text before the answer's own: with `echo` that of the last message, if it is of the assistant, too."""
+    prompt_ids: list[int] | None = None
+    """The prompt's tokens where the caller has them already; then the messages are not rendered."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -99,6 +106,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     max_tokens = whole(body, "max_completion_tokens", 1, _MOST)
     if max_tokens is None:
         max_tokens = whole(body, "max_tokens", 1, _MOST)
+    echo = messages[-1]["content"] if flag(body, "echo") and messages[-1]["role"] == "assistant" else ""
     return ChatRequest(
         model,
         messages,
@@ -117,7 +125,24 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         priority_of(body),
         counts_always(body),
         token_options(body),
+        echo,
+        None if flag(body, "echo") else _earlier_prompt(body),
     )
+
+
+def _earlier_prompt(body: Mapping[str, Any]) -> list[int] | None:
+    """The tokens of the prompt that another stage has made; None where it gave none."""
+    given = body.get("kv_transfer_params")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ApiError("'kv_transfer_params' must be an object", param="kv_transfer_params")
+    if given.get("prompt_token_ids") is None:
+        return None
+    found = token_ids(given["prompt_token_ids"], PROMPT_IDS)
+    if not found:
+        raise ApiError(f"'{PROMPT_IDS}' must not be empty", param=PROMPT_IDS)
+    return found
 
 
 def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -226,7 +251,7 @@ class ChatAnswer:
         """The first chunk of each choice."""
         for choice in self.choices:
             head = self._shown(prompt_token_ids=self.prompt_ids) if not choice.index else {}
-            yield self._chunk(choice.index, {"role": "assistant", "content": ""}) | head
+            yield self._chunk(choice.index, {"role": "assistant", "content": self._request.echo}) | head
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
         """The chunks of a delta of a choice; the last one has its finish reason."""
@@ -300,7 +325,7 @@ class ChatAnswer:
         choices = []
         for choice in self.choices:
             calls = choice.calls.documents(self.id, choice.index)
-            content = "".join(choice.content)
+            content = self._request.echo + "".join(choice.content)
             message: dict[str, Any] = {
                 "role": "assistant",
                 "content": None if calls and not content else content,

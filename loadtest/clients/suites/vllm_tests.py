@@ -6,11 +6,13 @@ vLLM, which is not installed here, skips those that use it.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import jinja2
 import openai
 import tokenizers
 
@@ -58,7 +60,11 @@ class Tokenizer:
     """The model's tokenizer with the calls of Hugging Face's class that tests make."""
 
     def __init__(self, **_: Any) -> None:
-        self._library = tokenizers.Tokenizer.from_file(str(Path(os.environ["SUITE_TOKENIZER"], "tokenizer.json")))
+        directory = Path(os.environ["SUITE_TOKENIZER"])
+        self._library = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        settings = json.loads((directory / "tokenizer_config.json").read_text())
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+        self._template = environment.from_string(settings["chat_template"])
 
     @property
     def vocabulary(self) -> int:
@@ -66,6 +72,21 @@ class Tokenizer:
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
         return [self._library.id_to_token(one) for one in ids]
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[dict[str, Any]] | None = None,
+        **_: Any,
+    ) -> str:
+        prompt = self._template.render(messages=conversation, tools=tools, add_generation_prompt=add_generation_prompt)
+        if not continue_final_message:
+            return prompt
+        last = conversation[-1]["content"].strip()
+        return prompt[: prompt.rindex(last) + len(last)]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -102,6 +123,7 @@ stand_for(
     torch={"iinfo": _Bounds, "long": "long"},
     vllm={},
     vllm__config={"ModelConfig": ModelConfig},
+    vllm__exceptions={"VLLMValidationError": ValueError},
     vllm__tokenizers={"get_tokenizer": Tokenizer},
     vllm__transformers_utils__repo_utils={"hf_api": _Hub},
 )

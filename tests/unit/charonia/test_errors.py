@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from charonia.errors import (
@@ -9,12 +11,34 @@ from charonia.errors import (
     CharoniaError,
     ConfigError,
     ErrorCode,
+    InternalError,
     InvalidArgument,
     LogUnavailable,
     ResourceExhausted,
+    Unavailable,
     UnknownError,
+    class_of_failure,
 )
 from charonia.eventlog.redis.server.transport import Refused
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ResourceExhausted("full"), ResourceExhausted),
+        (LogUnavailable("away"), LogUnavailable),
+        (MemoryError(), Unavailable),
+        (TimeoutError(), Unavailable),
+        (OSError(errno.EMFILE, "Too many open files"), Unavailable),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), Unavailable),
+        (RuntimeError("can't start new thread"), Unavailable),
+        (RuntimeError("generator raised StopIteration"), InternalError),
+        (FileNotFoundError(errno.ENOENT, "No such file"), InternalError),
+        (KeyError("x"), InternalError),
+    ],
+)
+def test_what_a_machine_has_no_room_for_may_succeed_later(error: Exception, kind: type[CharoniaError]) -> None:
+    assert class_of_failure(error) is kind
 
 
 def test_numbers_are_never_given_anew() -> None:

@@ -301,6 +301,16 @@ def test_one_that_died_in_company_is_not_the_culprit_yet() -> None:
     assert condemned.request.id == ident(2)
 
 
+def test_one_that_dies_in_company_of_nothing_is_the_culprit_the_second_time() -> None:
+    """As where something outside ends an instance, such as a kernel without memory."""
+    model = Model()
+    (first,) = model.put(1)
+    (again,) = [one for one in model.see(died(first, 1, in_company=True)) if isinstance(one, DispatchBatch)]
+    assert (again.suspects, [r.id for r in again.requests]) == ("apart", [ident(1)])
+    (condemned,) = model.see(died(again, 1, in_company=True))
+    assert isinstance(condemned, CondemnRequest)
+
+
 def test_what_a_new_owner_is_told_again_frees_the_slot_it_found_taken() -> None:
     model = Model()
     running = RequestQueued(ident(9), 1, 0, 1, 7, 0, 0, 0, 1)

@@ -226,20 +226,30 @@ def test_responses_of_a_job_are_resumed_by_their_index() -> None:
     flag = exchange.read(streamed(response, final=True))
     assert flag is not None
     assert (flag.response, flag.final) == (None, True)
+    response.parameters["charonia_empty_response"] = True
+    last = exchange.read(streamed(response, final=True))
+    assert last is not None
+    assert last.response is not None
+    assert (last.response.tensors, last.response.place, last.final) == ({}, (1, 3), True)
     waiting = exchange.read(pb.ModelStreamInferResponse(infer_response=described(**JOB)))
     assert waiting is not None
     assert (waiting.kind, waiting.ends, waiting.final) == ("waiting", False, False)
 
 
-def test_a_stream_ends_with_an_empty_response_that_no_caller_sees() -> None:
+def test_the_flag_that_ends_a_stream_is_sent_to_those_who_ask_for_it() -> None:
+    asked = Inference.of("m", {}, {"parameters": {"triton_enable_empty_final_response": True}})
+    message = GrpcForm().stream(asked, None).call.message
+    assert message.parameters["triton_enable_empty_final_response"].bool_param
     exchange = GrpcForm().stream(Inference.of("m", {}, {}), None)
-    assert exchange.call.message.parameters["triton_enable_empty_final_response"].bool_param
+    assert not exchange.call.message.parameters
     response = InferenceResponse("m", 1, [Tensor.of("Y", np.ones(1, np.int32))])
     result = exchange.read(streamed(response, final=True))
     assert result is not None
     assert result["Y"].tolist() == [1]
     response.outputs = []
-    assert exchange.read(streamed(response, final=True)) is None
+    empty = exchange.read(streamed(response, final=True))
+    assert empty is not None
+    assert (empty.tensors, empty.parameters) == ({}, {"triton_final_response": True})
     failed = pb.ModelStreamInferResponse.FromString(stream_error(InternalError("words"), pb.ModelInferRequest()))
     with pytest.raises(UnknownError, match="words"):
         exchange.read(failed)

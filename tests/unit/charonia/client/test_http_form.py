@@ -322,6 +322,16 @@ def test_events_of_a_job() -> None:
     assert response is not None
     assert response.response is not None
     assert (response.response.place, response.response["Y"].tolist(), response.final) == ((1, 4), [1, 2], False)
+    assert response.response.parameters == {"triton_final_response": False}
+    empty = {"model_name": "m", "outputs": [], "parameters": {"x": 1}}
+    last = read_event(event("response", {"attempt": 1, "index": 4, "final": True, "response": empty}))
+    assert last is not None
+    assert last.response is not None
+    assert (last.response.tensors, last.final) == ({}, True)
+    assert last.response.parameters == {"x": 1, "triton_final_response": True}
+    flag = read_event(event("response", {"attempt": 1, "index": 4, "final": True}))
+    assert flag is not None
+    assert (flag.response, flag.error, flag.final) == (None, "", True)
     failed = read_event(event("response", {"attempt": 1, "index": 4, "final": True, "response": {"error": "words"}}))
     assert failed is not None
     assert (failed.error, failed.response, failed.final) == ("words", None, True)

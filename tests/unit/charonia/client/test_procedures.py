@@ -17,6 +17,7 @@ from charonia.errors import (
     CharoniaError,
     DeadlineExceeded,
     InternalError,
+    InvalidArgument,
     NotFound,
     StreamInterrupted,
     Unauthenticated,
@@ -320,6 +321,35 @@ def test_a_job_without_responses() -> None:
     play = Play(CHARONIA, QUEUED, JobEvent("2-1", "response", final=True))
     stream(play)
     assert play.given == []
+
+
+@pytest.mark.parametrize("form", [HttpForm(), GrpcForm()], ids=["http", "grpc"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_flag_alone_is_given_to_those_who_ask_for_it(form: Any, wanted: bool) -> None:
+    asked = {"parameters": {"triton_enable_empty_final_response": wanted}, "request_id": "r", "version": 2}
+    play = Play(CHARONIA, QUEUED, response(0, place="0"), JobEvent("1", "response", final=True), form=form)
+    stream(play, **asked)
+    flag = Result("m", "2", "r", {}, {"triton_final_response": True})
+    assert play.given[1:] == [flag] * wanted
+    play = Play(CHARONIA, QUEUED, response(0, final=True), form=form)
+    stream(play, **asked)
+    assert len(play.given) == 1, "it came with a response"
+
+
+def test_that_wish_is_none_of_the_jobs() -> None:
+    """Over HTTP a request with it would be refused."""
+    submitted: list[bytes] = []
+
+    def accepted(play: Play) -> JobStatus:
+        submitted.append(play.last.exchange.call.body)
+        return QUEUED
+
+    play = Play(CHARONIA, accepted, JobEvent("2-1", "response", final=True))
+    stream(play, parameters={"triton_enable_empty_final_response": True, "mine": 1})
+    assert b'"mine":1' in submitted[0]
+    assert b"triton_" not in submitted[0]
+    with pytest.raises(InvalidArgument, match="boolean"):
+        inference(parameters={"triton_enable_empty_final_response": 1})
 
 
 def test_a_job_that_fails_raises_its_error() -> None:

@@ -27,6 +27,21 @@ def rendered(template: str, messages: Any = CHAT, **others: Any) -> str:
     return render_chat(made(template), messages, **others)
 
 
+def test_a_quick_template_is_not_refused_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time in which its thread does not run does not count."""
+
+    class Stalled:
+        def __str__(self) -> str:
+            time.sleep(0.2)
+            return "."
+
+    monkeypatch.setattr("charonia.generation.templates.MAX_RENDER_S", 0.1)
+    assert (
+        rendered("{% for _ in range(300) %}x{% endfor %}{{ it }}{{ it }}", arguments={"it": Stalled()})
+        == "x" * 300 + ".."
+    )
+
+
 def test_a_model_without_a_template_gets_chatml() -> None:
     expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b> é<|im_end|>\n"
     assert rendered("", add_generation_prompt=False) == expected

@@ -94,7 +94,9 @@ def test_special_tokens_are_known_and_parsed() -> None:
     assert tokenizer.end_tokens == {2}
     assert (tokenizer.token_id("<|im_end|>"), tokenizer.token_id("no")) == (2, None)
     assert tokenizer.token_bytes(2) == b"<|im_end|>"
-    assert tokenizer.token_text(tokenizer.encode("é", special=False)[0])
+    assert [tokenizer.token_text(token) for token in tokenizer.encode("<|im_start|> é", special=False)] == [
+        *("<|im_start|>", "Ġ", "Ã", "©"),
+    ]
 
 
 @pytest.mark.parametrize("token", [-1, 464, 10**9])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from charonia.errors import CharoniaError, InternalError, InvalidArgument, ResourceExhausted
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from charonia.offload.handover import Buffer
 from charonia.offload.pool import SECOND_WORKER_BYTES, Offload, Task
 
@@ -132,9 +132,9 @@ async def test_what_cannot_be_begun_does_not_count(offload: Offload, monkeypatch
 
     with monkeypatch.context() as short:
         short.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(InternalError, match="no thread"):
+        with pytest.raises(Unavailable, match="no thread"):
             await offload.run(task("upper", 1, bytes(900)))
-        with pytest.raises(InternalError, match="no thread"):
+        with pytest.raises(Unavailable, match="no thread"):
             await offload.in_thread(900, bytes, 1)
     assert (offload.tasks, offload.size_bytes) == (0, 0)
     # with threads again, tasks run as before
@@ -185,7 +185,7 @@ async def test_closing_fails_what_waits(offload: Offload, tmp_path: Path) -> Non
     offload.close()
     with pytest.raises((CharoniaError, asyncio.CancelledError)):
         await running
-    with pytest.raises(InternalError):
+    with pytest.raises(Unavailable, match="Server exiting"):
         await offload.run(task("upper", 1, b"a"))
     assert offload.processes == []
 

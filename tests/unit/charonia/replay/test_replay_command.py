@@ -92,6 +92,24 @@ async def test_a_candidate_has_to_be_ready() -> None:
         await replay_command._candidate(Unready(), Target("m", 3), 1.0)
 
 
+@pytest.mark.parametrize("is_flag", [True, False])
+async def test_the_last_response_of_a_job_may_be_without_outputs(is_flag: bool) -> None:
+    last = pack_response(bytes(16), "m", 1, [], {}, place=(1, 0), is_flag=is_flag)
+
+    class Jobs:
+        async def job(self, model: str, job_id: bytes) -> Any:
+            return SimpleNamespace(state=JobState.SUCCEEDED)
+
+        async def job_result(self, model: str, job_id: bytes) -> bytes:
+            return last
+
+        async def job_responses(self, *_: Any) -> Any:
+            return []
+
+    found = await answers_of_job(cast(Any, Jobs()), "m", bytes(16))
+    assert [one.bare for one in found if isinstance(one, ResponseRecord)] == [True] * (not is_flag)
+
+
 @pytest.mark.parametrize(
     ("kept", "last", "complete"),
     [((0, 1), 2, True), ((1, 2), 3, False), ((), 2, False), ((0, 2), 3, False), ((), 0, True)],

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import text_handler
 
-from charonia.errors import ResourceExhausted
+from charonia.errors import InternalError, ResourceExhausted
 from charonia.options.settings import GatewaySettings
 from gateway.access.token_bounds import TokenBounds
 from gateway.http.http_application import HttpApplication
@@ -83,6 +83,19 @@ async def test_tokens_of_a_text(client: httpx2.AsyncClient) -> None:
     assert reply.json() == {"prompt": "hé"}
     assert (await client.post("/detokenize", json={"model": "says", "tokens": [9999]})).status_code == 400
     assert (await client.post("/tokenize", json={"model": "plain", "prompt": "x"})).status_code == 400
+
+
+async def test_what_is_known_of_a_tokenizer(client: httpx2.AsyncClient, handler: Any) -> None:
+    for query in ("", "?model=says", "?model=says:red"):
+        found = (await client.get(f"/tokenizer_info{query}")).json()
+        assert (found["tokenizer_class"], found["model_max_length"]) == ("PreTrainedTokenizerFast", 2048)
+        assert "add_generation_prompt" in found["chat_template"]
+        assert found["eos_token"] == "<|im_end|>"
+    assert (await client.get("/tokenizer_info?model=plain")).status_code == 400
+    assert (await client.get("/tokenizer_info?model=none")).status_code == 404
+    del handler.models["says"]
+    reply = await client.get("/tokenizer_info")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (404, "no model here has a tokenizer")
 
 
 async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
@@ -253,6 +266,34 @@ async def test_what_nobody_foresaw_is_an_internal_error(client: httpx2.AsyncClie
     handler.refusal = ValueError("secret")
     reply = await client.post(CHAT, content=json.dumps(BODY))
     assert (reply.status_code, reply.json()["error"]["message"]) == (500, "internal server error")
+
+
+@pytest.mark.parametrize(
+    "refusal", [MemoryError(), TimeoutError(), OSError(24, "x"), RuntimeError("can't start new thread")]
+)
+async def test_what_the_machine_has_no_room_for_is_unavailable(
+    client: httpx2.AsyncClient, handler: Any, caplog: pytest.LogCaptureFixture, refusal: Exception
+) -> None:
+    handler.refusal = refusal
+    reply = await client.post(CHAT, content=json.dumps(BODY))
+    assert (reply.status_code, "try again" in reply.json()["error"]["message"]) == (503, True)
+    assert type(refusal).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_log_says_why_the_server_failed(
+    client: httpx2.AsyncClient, handler: Any, caplog: pytest.LogCaptureFixture, streams: bool
+) -> None:
+    handler.failure = handler.refusal = None if streams else InternalError("its process has ended")
+    body = {"model": "says", "messages": [{"role": "user", "content": "say abc. fail"}], "stream": streams}
+    reply = await client.post(CHAT, json=body)
+    assert reply.status_code == (200 if streams else 500)
+    if streams:  # the model's own error, which is none of the server's
+        assert "the model failed" in reply.text
+        assert not caplog.records
+    else:
+        (record,) = caplog.records
+        assert (record.levelname, "its process has ended" in record.getMessage()) == ("ERROR", True)
 
 
 async def test_metrics_that_name_tenants_are_for_those_who_may_read_them(

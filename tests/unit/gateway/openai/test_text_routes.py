@@ -562,6 +562,57 @@ async def test_ids_of_a_chats_tokens(client: httpx2.AsyncClient) -> None:
     assert "token_ids" not in first["choices"][0]
 
 
+async def test_a_chat_with_the_tokens_that_another_stage_made_of_its_prompt(
+    client: httpx2.AsyncClient, handler: Any
+) -> None:
+    body = chat("x", return_token_ids=True, kv_transfer_params={"prompt_token_ids": [*b"say ab."], "mine": 1})
+    whole = (await client.post(CHAT, json=body)).json()
+    assert (whole["prompt_token_ids"], whole["choices"][0]["message"]["content"]) == ([*b"say ab."], "ab")
+    assert whole["usage"]["prompt_tokens"] == 7
+    first, *_ = await events(client, CHAT, body)
+    assert first["prompt_token_ids"] == [*b"say ab."]
+    assert [tensor.name for tensor in handler.requests[-1].inputs][:1] == ["prompt_token_ids"]
+    rendered = (await client.post(CHAT, json=body | {"kv_transfer_params": None})).json()
+    assert (await client.post(CHAT, json=body | {"kv_transfer_params": {"mine": 1}})).json()["prompt_token_ids"] == (
+        rendered["prompt_token_ids"]
+    )
+    echoing = (await client.post(CHAT, json=body | {"echo": True})).json()
+    assert echoing["prompt_token_ids"] == rendered["prompt_token_ids"], "the messages are needed then"
+
+
+@pytest.mark.parametrize("wrong", [[], [-1], [True], ["a"], "say", [10**6], [97] * 5000])
+async def test_such_tokens_that_no_model_would_take(client: httpx2.AsyncClient, handler: Any, wrong: Any) -> None:
+    reply = await client.post(CHAT, json=chat("x", kv_transfer_params={"prompt_token_ids": wrong}))
+    assert reply.status_code == 400, reply.text
+    reply = await client.post(CHAT, json=chat("x", kv_transfer_params=[wrong]))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "kv_transfer_params")
+    assert not handler.requests
+
+
+async def test_a_model_that_takes_no_tokens_has_no_use_for_them(client: httpx2.AsyncClient, handler: Any) -> None:
+    body = chat("x", kv_transfer_params={"prompt_token_ids": [97]}) | {"model": "plain"}
+    reply = await client.post(CHAT, json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_parameter")
+    assert not handler.requests
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_the_last_message_is_repeated_before_the_answer(client: httpx2.AsyncClient, goes_on: bool) -> None:
+    body = chat("say ab.", n=2, echo=True, continue_final_message=goes_on)
+    body["messages"].append({"role": "assistant", "content": [{"type": "text", "text": "I say: "}]})
+    whole = (await client.post(CHAT, json=body)).json()
+    assert [one["message"]["content"] for one in whole["choices"]] == ["I say: ab"] * 2
+    chunks = await events(client, CHAT, body)
+    for index in range(2):
+        own = [one["choices"][0]["delta"] for one in chunks if one["choices"][0]["index"] == index]
+        assert own[0] == {"role": "assistant", "content": "I say: "}
+        assert "".join(delta.get("content", "") for delta in own) == "I say: ab"
+    alone = (await client.post(CHAT, json=body | {"echo": False})).json()
+    assert alone["choices"][0]["message"]["content"] == "ab"
+    asked = (await client.post(CHAT, json=chat("say ab.", echo=True))).json()
+    assert asked["choices"][0]["message"]["content"] == "ab", "the last message is of another role"
+
+
 async def test_log_probabilities_by_token_ids(client: httpx2.AsyncClient) -> None:
     body = {"model": "says", "prompt": "say ab.", "logprobs": 2, "return_tokens_as_token_ids": True}
     found = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]

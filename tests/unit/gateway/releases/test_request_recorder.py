@@ -218,7 +218,7 @@ async def test_responses_of_a_stream_are_kept_in_order(log: MemoryLog) -> None:
     assert tape is not None
     for number in range(3):
         tape.add(answer(number, final=False))
-    tape.add(ResponseRecord(b"", "m", 2, [], {}, None, final=True))
+    tape.add(ResponseRecord(b"", "m", 2, [], {}, None, final=True, place=(1, 3)))
     assert tape.size_bytes == recorder.pending_bytes > 0
     recorder.ended(tape)
     left = recorder.tape(ALL, request(), monotonic_ns())
@@ -228,6 +228,18 @@ async def test_responses_of_a_stream_are_kept_in_order(log: MemoryLog) -> None:
     (found,) = await recorded(log)
     assert [response.outputs[0].array().tolist() for response in found.responses] == [[0.0], [1.0], [2.0]]
     assert recorder.pending_bytes == 0
+
+
+@pytest.mark.parametrize("place", [None, (1, 0)])
+async def test_a_last_response_without_outputs_is_kept(log: MemoryLog, place: tuple[int, int] | None) -> None:
+    recorder = RequestRecorder(log)
+    tape = recorder.tape(ALL, request(), monotonic_ns())
+    assert tape is not None
+    tape.add(ResponseRecord(b"", "m", 2, [], {}, None, final=True, place=place, bare=place is not None))
+    recorder.ended(tape)
+    await recorder.settled()
+    (found,) = await recorded(log)
+    assert [response.outputs for response in found.responses] == [[]]
 
 
 async def test_many_small_responses_are_too_large_together(log: MemoryLog) -> None:

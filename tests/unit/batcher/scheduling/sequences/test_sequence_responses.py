@@ -99,3 +99,14 @@ def test_a_suspect_has_an_instance_for_itself() -> None:
     told = bench.see(BatchDied(alone.batch_id, "e", frozenset({alone.requests[0].id}), "it died"))
     assert isinstance(told[0], CondemnRequest)
     assert names(next(one for one in told if isinstance(one, DispatchBatch))) == ["c"]
+
+
+def test_a_suspect_that_dies_alone_is_condemned_though_something_else_may_have_ended_it() -> None:
+    bench = Bench()
+    first = batch(bench.send("a", "s"))
+    ids = frozenset(request.id for request in first.requests)
+    told = bench.see(BatchDied(first.batch_id, "e", ids, "it died", in_company=True))
+    again = batch(told)
+    assert names(again) == ["a"]
+    told = bench.see(BatchDied(again.batch_id, "e", ids, "it died", in_company=True))
+    assert isinstance(told[0], CondemnRequest)
