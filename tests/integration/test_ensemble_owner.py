@@ -260,7 +260,7 @@ async def test_steps_inherit_the_priority_as_it_is(world: World, priority: int) 
     """Through an ensemble in an ensemble as well; the model has the last word about its levels (S8)."""
     await world.until(lambda: {"inner", "outer"} <= world._running[0].owned.keys())
     await world.ask("outer", priority)
-    level = min(priority, 2**33) or 2**32
+    level = priority if 0 < priority <= 2**33 else 2**32
     assert (await world.step_of("levelled", level)).level == level
 
 

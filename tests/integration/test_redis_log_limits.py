@@ -98,7 +98,7 @@ async def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     [
         ("http://x", "must begin with"),
         ("unix://", "names no socket path"),
-        ("redis://h/x", "cannot be read"),
+        ("redis://h/x", "names the database 'x', which is no number"),
         ("redis://h:99999", "cannot be read"),
         ("rediss://h?ssl_ca_certs=/none", "certificate"),
     ],

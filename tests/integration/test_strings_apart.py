@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, save
 
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import InternalError
-from charonia.facts.events import BatchDied, BatchFinished
+from charonia.facts.events import BatchDiedInCompany, BatchFinished
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.batches.encoded_strings import MANY_STRINGS
@@ -106,7 +106,7 @@ async def test_a_batch_with_many_strings_runs_elsewhere_and_a_small_one_here(
         _, record = await bench.accept("m", [Tensor.of("s", parts[0])], endpoint="dying")
         batch_id = await bench.dispatch("m", [record])
         os.kill(pids[0], signal.SIGKILL)  # also before it has the batch: then another process runs that
-        await patient(lambda: bench.finished("m", batch_id, (BatchDied, BatchFinished)))
+        await patient(lambda: bench.finished("m", batch_id, (BatchDiedInCompany, BatchFinished)))
         (reply,) = await answered("again", good)
         assert reply.outputs[0].array().tolist() == parts[0].tolist()
         assert pids[-1] != pids[0]
