@@ -203,6 +203,11 @@ def class_of_failure(error: BaseException) -> type[CharoniaError]:
     return InternalError
 
 
+def as_error(error: BaseException) -> CharoniaError:
+    """Returns an exception that is ours as it is, and for another one an error of `class_of_failure` with its text."""
+    return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")
+
+
 def shed(error: CharoniaError) -> CharoniaError:
     """Returns an equal error without a traceback.
 

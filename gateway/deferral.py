@@ -15,7 +15,7 @@ from typing import Any
 
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, Unsupported
+from charonia.errors import CharoniaError, LogUnavailable, Unsupported
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters, earlier
 from charonia.models.interface import ModelInterface
 from charonia.tasks import Tasks
@@ -120,6 +120,8 @@ class Deferral:
                 if not await self._waited(receipt.id, wish):
                     return Accepted(receipt, state, wish.applied)
                 _, response = await queries.single(receipt.id, options.caller)
+            except LogUnavailable:  # as in `_waited`
+                return Accepted(receipt, state, wish.applied)
             except asyncio.CancelledError:
                 # no client has read the id: without a key or a webhook the job would be unreachable
                 if receipt.created and _cancels(options):

@@ -300,7 +300,7 @@ def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
 
 
 def replies_to(endpoint: str, records: Sequence[Buffer]) -> list[Reply]:
-    """The answers to one endpoint: one entry, or several of those that the log would not take as one."""
+    """The answers to one endpoint: in one entry, or in several where they exceed the size of an entry."""
     stream = keys.replies(endpoint)
     if len(records) * port.MAX_RECORD_BYTES <= port.MAX_ENTRY_BYTES or sum(map(len, records)) <= port.MAX_ENTRY_BYTES:
         return [Reply(stream, record_fields(records))]

@@ -93,9 +93,10 @@ def held_versions(
 
 
 def _newest(model: str, executors: Mapping[str, ExecutorView]) -> dict[int, str]:
-    """The content hash of each version that was loaded last, of those that executors which take batches have READY.
+    """The newest content hash of each version: that of the last load at executors that have it READY and take batches.
 
-    When there is none, the last of those that executors hold which unload it, drain or left: accepted requests wait.
+    Without such an executor it is that of the last load at any executor that still holds the version: it unloads it,
+    drains or has left, and accepted requests wait.
     """
     best: dict[int, tuple[bool, int, str]] = {}
     for view in executors.values():

@@ -404,8 +404,9 @@ class WaveBatch:
         return reply_meta(self._interface.name, self._version, tuple([part.described(rows) for part in parts]))
 
     def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes | InternalError:
-        """Pack the answers to a wave; large ones are stored out of band. The error of those that the log would not take
-        and that could not be stored.
+        """Pack the answers to a wave; large ones are stored out of band.
+
+        Returns an error for answers that could not be stored and are more than the log takes.
         """
         size, reference = sum(map(len, columns)), None
         if size >= BY_REFERENCE_BYTES * wave.count and wave.reply_by_reference:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
-from charonia.errors import CANCELLED, Cancelled, CharoniaError, class_of_failure
+from charonia.errors import CANCELLED, Cancelled, CharoniaError, as_error
 from charonia.generation.tokenizer import Tokenizer
 
 from .engine import Engine, EngineLoad, EngineObserver, GenerationRequest, TokenEvent
@@ -198,7 +198,7 @@ class GeneratingInstance:
             else:
                 given = self._prepare(one, text, progress)
         except Exception as error:
-            self._end(one, _known(error))
+            self._end(one, as_error(error))
             return
         if one.ended:  # cancelled meanwhile
             self._engine.cancel([one.key])
@@ -234,7 +234,7 @@ class GeneratingInstance:
             if one is None or one.answer is None:
                 continue  # it was cancelled
             if event.error is not None:
-                self._end(one, _known(event.error))
+                self._end(one, as_error(event.error))
             else:
                 one.answer.take(event)
                 due[one] = one.answer
@@ -320,7 +320,3 @@ class GeneratingInstance:
             if not call.over.done():
                 call.over.set_exception(InstanceDied(str(death), blameless=death.blameless, shared=death.shared))
                 call.over.exception()  # the call may have been cancelled
-
-
-def _known(error: Exception) -> CharoniaError:
-    return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")

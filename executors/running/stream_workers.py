@@ -23,7 +23,7 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InternalError, class_of_failure
+from charonia.errors import CharoniaError, InternalError, as_error
 from charonia.wire import RequestRecord
 from executors.batches.assembly import are_many_strings, request_inputs
 from executors.batches.batch_results import OTHER, Death, Executed
@@ -241,7 +241,7 @@ class StreamWorker(Worker):
             death = ended
         except Exception as error:  # our fault, not the model's: the callers still get an answer
             _log.exception("instance %s could not execute a batch", self.spec.name)
-            streamed.fail_open(class_of_failure(error)(f"{type(error).__name__}: {error}"))
+            streamed.fail_open(as_error(error))
         if death is None:
             self._idle_deaths = 0
         elif not self._dead.is_set():
@@ -364,7 +364,7 @@ class StreamWorker(Worker):
             failure = error
         except Exception as error:
             _log.exception("model %r failed to execute a batch", interface.name)
-            failure = class_of_failure(error)(f"{type(error).__name__}: {error}")
+            failure = as_error(error)
         streamed.fail_open(failure, sent)
 
 

@@ -292,8 +292,8 @@ class Settler:
         if size <= port.MAX_RECORD_BYTES or executed.death is not None:
             return answers
         text = (
-            f"the answers of a batch of model '{_model_of(batch)}' have {size} bytes, and the log takes no more than "
-            f"{port.MAX_RECORD_BYTES} bytes of those that are sent in order"
+            f"the answers of a batch of model '{_model_of(batch)}' are sent in order, as one record, and have {size} "
+            f"bytes: the log takes no more than {port.MAX_RECORD_BYTES}"
         )
         errors: dict[int, CharoniaError] = {}
         fits_bytes = port.MAX_RECORD_BYTES

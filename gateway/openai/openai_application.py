@@ -37,6 +37,8 @@ from .transcription_routes import add_transcriptions
 
 logger = logging.getLogger("charonia.gateway.openai")
 
+_LOGGED_CHARACTERS = 1000
+"""Of an error's text, which a model may make as long as it likes."""
 OVERLOADED = "the server is out of time, memory, threads or descriptors: try again"
 
 
@@ -159,7 +161,8 @@ def _log_failure(call: ApiCall, failure: Failure, status: int) -> None:
     """Say what a call failed of where the server failed it: clients often drop the message."""
     if status >= 500:
         level = logging.ERROR if status == 500 else logging.INFO
-        words = (call.scope["method"], call.scope["path"][:256], status, type(failure).__name__, failure.message)
+        text = failure.message[:_LOGGED_CHARACTERS]
+        words = (call.scope["method"], call.scope["path"][:256], status, type(failure).__name__, text)
         logger.log(level, "%s %r is answered with %d, %s: %s", *words, exc_info=failure.__cause__)
 
 

@@ -116,9 +116,9 @@ class Poster:
     async def _connect(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         failed: OSError | None = None
         addresses = (await self._addresses(endpoint))[:_MAX_ADDRESSES]
-        for address in addresses:
-            # one that drops packets leaves time for the others
-            patience_s = self._timeout_s / (len(addresses) + 1) if len(addresses) > 1 else None
+        for left, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+            # one that drops packets leaves time for the others; the last one has the rest
+            patience_s = self._timeout_s / len(addresses) if left else None
             try:
                 async with asyncio.timeout(patience_s):
                     return await asyncio.open_connection(

@@ -267,7 +267,7 @@ async def test_answers_in_order_that_are_too_large_together_fail(bench: Bench, s
     answers = [unpack_response(answer) for _, answer in done.replies]
     assert [answer.id for answer in answers] == [one[0] for one in made]
     failed = [answer.error.message for answer in answers if answer.error is not None]
-    assert failed[0].startswith("the answers of a batch of model 'pair' have ")
+    assert failed[0].startswith("the answers of a batch of model 'pair' are sent in order")
     assert len(failed) == 2
     assert await counted(bench, "pair") == (1, 2)
     assert await connections(server) >= before, "no connection was lost"

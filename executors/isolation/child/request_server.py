@@ -20,7 +20,7 @@ from charonia.backend import (
     WindowedInstance,
 )
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, class_of_failure
+from charonia.errors import InternalError, as_error
 from charonia.tensors import Buffer, Tensor
 from executors.backends.python.frame_content import answer_content
 from executors.backends.python.protocol.frames import Frame, Kind, padding
@@ -151,7 +151,7 @@ class RequestServer:
             self._running.pop(call, None)
 
     def _fail(self, call: int, error: Exception) -> None:
-        known = _known(error)
+        known = as_error(error)
         self.link.send(Kind.FAILED, call, [int(known.code), known.message])
 
     async def _answer(self, call: int, requests: list[ModelRequest]) -> None:
@@ -184,7 +184,7 @@ class RequestServer:
             raise failure
         for index in sorted(responses.open):
             assert failure is not None
-            responses.send(index, ModelResponse(error=_known(failure)), final=True)
+            responses.send(index, ModelResponse(error=as_error(failure)), final=True)
         responses.free()
 
 
@@ -251,10 +251,6 @@ class Responses:
         for index in indices:
             self._windows[index] = 0
         self._more.set()
-
-
-def _known(error: Exception) -> CharoniaError:
-    return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")
 
 
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:

@@ -78,7 +78,7 @@ INFERRED_BINARY = (
     '"parameters":{"binary_data_size":64}}]}<64 bytes of little-endian numbers>'
 )
 GENERATE = {"INPUT0": _NUMBERS}
-GENERATED = {"model_name": "identity", "model_version": "1", "OUTPUT0": _NUMBERS}
+GENERATED = {"OUTPUT0": _NUMBERS, "model_name": "identity", "model_version": "1"}
 GENERATE_EVENT = {"data": '{"OUTPUT0":[0.0,1.0,2.0],"model_name":"identity","model_version":"1"}'}
 
 ACCEPTED = {

@@ -114,7 +114,7 @@ async def test_a_reader_that_joins_late_learns_of_the_end_that_another_one_was_t
     late = await gateway.jobs.queries.events(job_id)
     async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(slow), contextlib.aclosing(late):
         assert [told(await anext(slow)) for _ in range(3)] == ["accepted", "batched", 7]
-        joins = asyncio.create_task(anext(slow))  # and is told of the end, but reads no further
+        joins = asyncio.create_task(anext(slow))  # it hears of the end, and its client reads no further
         assert told(await anext(late)) == "accepted"
         await until(lambda: any(w.record for j in gateway.jobs._watches._watches.values() for w in j.values()))
         await bench.end(record, 1, 100)

@@ -119,6 +119,20 @@ async def test_who_may_not_wait_learns_of_the_job_that_was_accepted(
     assert (await gateway.jobs.queries.single(accepted.receipt.id, ACME))[1]
 
 
+async def test_a_log_that_is_away_hides_no_accepted_job(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = await bench.gateway()
+    queries = gateway.jobs.queries
+
+    async def away(*_: Any) -> Any:
+        raise LogUnavailable("the log is away")
+
+    monkeypatch.setattr(queries, "single", away)
+    accepted = await Deferral(gateway).answer(request_of(9), {"charonia_prefer": "respond-async, wait=0.01"}, ACME, {})
+    assert isinstance(accepted, Accepted)
+    (record,) = await bench.queued()
+    assert accepted.receipt.id == public_id(MODEL, record.id)
+
+
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options())
