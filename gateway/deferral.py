@@ -115,23 +115,23 @@ class Deferral:
         else:
             receipt = await handler.submit_job(request, options)
         queries, state, response = handler.jobs.queries, "queued", None
-        if wish.wait_s > 0:
-            try:
+        try:
+            if wish.wait_s > 0:
                 if not await self._waited(receipt.id, wish):
                     return Accepted(receipt, state, wish.applied)
                 _, response = await queries.single(receipt.id, options.caller)
-            except LogUnavailable:  # as in `_waited`
-                return Accepted(receipt, state, wish.applied)
-            except asyncio.CancelledError:
-                # no client has read the id: without a key or a webhook the job would be unreachable
-                if receipt.created and _cancels(options):
-                    self._endings.spawn(self._cancel(receipt.id, options.caller))
-                raise
-            if response is not None:
-                response.id = request.id  # the first caller with this key may have used another id
-                return Answered(response, wish.applied)
-        if wish.wait_s > 0 or not receipt.created:
-            state = (await queries.view(receipt.id, options.caller)).state.value
+            if response is None and (wish.wait_s > 0 or not receipt.created):
+                state = (await queries.view(receipt.id, options.caller)).state.value
+        except LogUnavailable:  # as in `_waited`
+            return Accepted(receipt, state, wish.applied)
+        except asyncio.CancelledError:
+            # no client has read the id: without a key or a webhook the job would be unreachable
+            if receipt.created and _cancels(options):
+                self._endings.spawn(self._cancel(receipt.id, options.caller))
+            raise
+        if response is not None:
+            response.id = request.id  # the first caller with this key may have used another id
+            return Answered(response, wish.applied)
         return Accepted(receipt, state, wish.applied)
 
     async def _waited(self, job_id: str, wish: Wish) -> bool:

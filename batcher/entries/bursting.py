@@ -58,7 +58,7 @@ class Bursting:
         """Carry out a decision. Raises what the log raises, then it may be tried again."""
         wave = wave_of(decision.request)
         assert wave is not None
-        if decision.suspect:  # before they can be read
+        if decision.suspect and wave.prefix not in self._unsure:  # before they can be read; once, as they may be by now
             self.suspects.setdefault(wave.prefix, decision.executor)
         entry = carried_of(decision.request).entry
         try:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import os
 import secrets
-import shutil
+import tempfile
 from pathlib import Path
 
 from charonia.eventlog.embedded.holder import SERVE, hold_state_directory
@@ -43,26 +42,19 @@ class StateDirectory:
     def memory_directory(self) -> str:
         """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.
 
-        What killed servers of this user left there is removed. Give it back with `remove_memory`.
+        What killed servers of this user left there is removed. Give it back with `remove_memory`. The name is new each
+        time: a server in another container may have the same path of its state, and share the memory file system.
         """
         root = Path("/dev/shm")
         if not root.is_dir():
             return ""
         prefix = f"charonia-m-{os.getuid()}-"
-        digest = hashlib.blake2b(os.fsencode(self.path), digest_size=7).hexdigest()
         owned_folders.remove_abandoned(root, prefix)
-        path = root / f"{prefix}{digest}"
-
-        def make() -> Path:
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(mode=0o700)
-            return path
-
         try:
-            self._memory = owned_folders.owned(make)
-        except OSError:  # another user's, or no space: large tensors travel in the log
+            self._memory = owned_folders.owned(lambda: Path(tempfile.mkdtemp(prefix=prefix, dir=root)))
+        except OSError:  # no space: large tensors travel in the log
             return ""
-        return str(path)
+        return str(self._memory)
 
     def remove_memory(self) -> None:
         """Remove the directory of large tensors, if there is one."""

@@ -111,12 +111,13 @@ class Retirement:
     async def _drain(self, loaded: LoadedVersion, users: Collection[asyncio.Task[None]]) -> None:
         # Only the owner sees its queue. Here it counts as empty when the model has no unsettled request and no queued
         # wave. When other versions are served, unsettled requests may be theirs: then it is enough that the owner has
-        # sent nothing for a while. Checks are counted, not time, because an owner in this process stalls with it.
+        # sent nothing for a while. Checks are counted, not time, because an owner in this process stalls with it. Where
+        # the version is loaded again meanwhile, the new one replaces and retires it.
         key = (loaded.model, loaded.version)
         if users:
             await asyncio.wait(users)
         checks, last = 0, (-1, -1)
-        while checks < _MAX_IDLE_CHECKS:
+        while checks < _MAX_IDLE_CHECKS and self._serving.get(key) is loaded:
             checks += 1
             if loaded.pool.unfinished:
                 await loaded.pool.idle()

@@ -65,6 +65,8 @@ def remove_abandoned(place: Path | None = None, prefix: str = PREFIX) -> list[Pa
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_at(folder, descriptor):  # removed, and perhaps made again by an owner
+                continue
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 found.append(folder)

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import socket
 import threading
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -236,6 +237,8 @@ class WaveSettler:
         self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
         """The endpoints to whose sockets the gathered waves were answered."""
+        self._unread: dict[str, deque[tuple[_Mark, bytes, _Answered]]] = {}
+        """By endpoint, oldest first: the waves whose replies have not left this process, with their streams."""
         self._timer: asyncio.TimerHandle | None = None
         self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
@@ -325,7 +328,7 @@ class WaveSettler:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._gathered:
+        if self._gathered or self._unread:
             self._take_sent(ending)
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
@@ -336,23 +339,37 @@ class WaveSettler:
             replies = ()
 
     def _take_sent(self, ending: dict[bytes, list[_Answered]]) -> None:
-        """Move the gathered waves to `ending`, but for those of gateways that have not read their replies.
+        """Move to `ending` the answered waves, but for those whose replies have not left this process.
 
-        Such replies would be lost with this process, and their waves must then run again.
+        Such replies would be lost with it, and their waves must then run again.
         """
-        unread = self._told = {endpoint for endpoint in self._told if not self._sockets.is_sent(endpoint)}
-        gathered, self._gathered = self._gathered, {}
-        if unread:
-            for stream, waves in gathered.items():
-                if kept := [one for one in waves if one[1].endpoint in unread]:
-                    self._gathered[stream] = kept
-                gathered[stream] = [one for one in waves if one[1].endpoint not in unread]
+        ready, self._gathered = self._gathered, {}
+        marks = {endpoint: mark for endpoint in self._told if (mark := self._sockets.mark(endpoint)) is not None}
+        self._told.clear()
+        if marks:
+            for stream, waves in ready.items():
+                for one in waves:
+                    if (mark := marks.get(one[1].endpoint)) is not None:
+                        self._unread.setdefault(one[1].endpoint, deque()).append((mark, stream, one))
+                ready[stream] = [one for one in waves if one[1].endpoint not in marks]
+        if self._unread:
+            self._take_read(ready)
+        if self._unread:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
-        if any(gathered.values()):
+        if any(ready.values()):
             failpoints.hit("executor.answered")
-        for stream, waves in gathered.items():
+        for stream, waves in ready.items():
             if waves:
                 ending[stream] = ending.get(stream, []) + waves
+
+    def _take_read(self, ready: dict[bytes, list[_Answered]]) -> None:
+        """Move to `ready` those of the unread waves whose replies have left since."""
+        for endpoint, waiting in list(self._unread.items()):
+            while waiting and waiting[0][0].is_passed:
+                _, stream, one = waiting.popleft()
+                ready.setdefault(stream, []).append(one)
+            if not waiting:
+                del self._unread[endpoint]
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
         """Settle waves, repeating until the log answers."""
@@ -417,13 +434,13 @@ class WaveSettler:
 
     async def settled(self) -> None:
         """Settle all answered waves, then write their counts (`fold`); returns when both is done."""
-        while self._gathered or self.unsettled:
-            if self._gathered:
+        while self._gathered or self._unread or self.unsettled:
+            if self._gathered or self._unread:
                 self._flush()
             if self.unsettled:
                 self._quiet = self._quiet or asyncio.Event()
                 await self._quiet.wait()
-            elif self._gathered:
+            elif self._unread:
                 await asyncio.sleep(_GATHER_S)  # a gateway is reading slowly
         await self.fold()
 
@@ -521,6 +538,8 @@ class _Peer:
         self._socket = sock
         self._lock = threading.Lock()
         self._unsent = bytearray()
+        self._taken_bytes = 0
+        """Of all replies, sent or not."""
         self.is_closed = False
         self._loop.add_reader(sock.fileno(), self._read)
 
@@ -531,11 +550,13 @@ class _Peer:
         if len(reply) > _MOST_REPLY_BYTES:
             return False
         data = _SIZE.pack(len(reply)) + reply
+        size = len(data)
         with self._lock:
             if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:
                 return False
             if self._unsent:
                 self._unsent += data
+                self._taken_bytes += size
                 return True
             try:
                 sent = self._socket.send(data)
@@ -545,15 +566,20 @@ class _Peer:
                 self.is_closed = True
                 self._loop.call_soon_threadsafe(self.close)
                 return False
-            if sent < len(data):
+            self._taken_bytes += size
+            if sent < size:
                 self._unsent += memoryview(data)[sent:]
                 self._loop.call_soon_threadsafe(self._watch)
             return True
 
-    @property
-    def is_sent(self) -> bool:
-        """Whether no unwritten bytes are left. True of a closed socket, whatever was cut off."""
-        return self.is_closed or not self._unsent
+    def mark(self) -> _Mark | None:
+        """The end of the replies so far; None if no unwritten bytes are left, and of a closed socket."""
+        return None if self.is_closed or not self._unsent else _Mark(self, self._taken_bytes)
+
+    def has_sent(self, end_bytes: int) -> bool:
+        """Whether so many bytes of all replies are sent. True of a closed socket, whatever was cut off."""
+        with self._lock:
+            return self.is_closed or self._taken_bytes - len(self._unsent) >= end_bytes
 
     def close(self) -> None:
         """Close the socket. Called in the event loop."""
@@ -594,6 +620,19 @@ class _Peer:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A place in what is written to a gateway's socket."""
+
+    peer: _Peer
+    end_bytes: int
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all before it is sent, or the socket is closed."""
+        return self.peer.has_sent(self.end_bytes)
+
+
 class ReplySockets:
     """One executor's sockets to gateways, by endpoint."""
 
@@ -629,12 +668,12 @@ class ReplySockets:
         self._connecting.add(endpoint)
         self._tasks.spawn(self._connect(endpoint, path), f"socket of {endpoint}")
 
-    def is_sent(self, endpoint: str) -> bool:
-        """Whether nothing waits here for a gateway's socket: the kernel has all replies, so they arrive even if this
-        process ends. Also true once the connection has ended: what was cut off had no reader left.
+    def mark(self, endpoint: str) -> _Mark | None:
+        """The end of the replies to a gateway that wait here for its socket; None if none does: the kernel has all, so
+        they arrive even if this process ends. Also None once the connection has ended: what was cut off had no reader.
         """
         peer = self._peers.get(endpoint)
-        return peer is None or peer.is_sent
+        return None if peer is None else peer.mark()
 
     async def close(self) -> None:
         self._tasks.cancel()

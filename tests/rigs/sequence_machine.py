@@ -85,6 +85,9 @@ class Sequences(RuleBasedStateMachine):
         self.sent: dict[bytes, Sent] = {}
         self.freed: set[str] = set()
         """Batches whose instances take others, while responses are still to come."""
+        self.accompanied: set[str] = set()
+        """Batches that had another one at their executor at any time."""
+        self.may_condemn = True
         self.visible: set[bytes] = set()
         self.empty: list[tuple[str, str]] = []
         self.ended: dict[int, list[bytes]] = {}
@@ -103,6 +106,7 @@ class Sequences(RuleBasedStateMachine):
             if isinstance(decision, DispatchBatch):
                 self.dispatched(decision)
             elif isinstance(decision, RejectRequest | CondemnRequest):
+                assert not isinstance(decision, CondemnRequest) or self.may_condemn, "another may have ended it"
                 self.end(decision.request, decision.code.name if isinstance(decision, RejectRequest) else "CONDEMNED")
             elif isinstance(decision, ForgetSequences):
                 for key, run in decision.runs.items():
@@ -156,6 +160,8 @@ class Sequences(RuleBasedStateMachine):
                 and one.request.id < request.id
             ]
             assert all(one.outcome for one in earlier), "out of order"
+        beside = [one.batch_id for one in self.world.batches.values() if one.executor == batch.executor]
+        self.accompanied.update([*beside, batch.batch_id] if beside else ())
         self.world.batches[batch.batch_id] = batch
 
     def end(self, request: RequestQueued, outcome: str) -> None:
@@ -261,6 +267,21 @@ class Sequences(RuleBasedStateMachine):
         batch = self.take(data)
         ids = frozenset(r.id for r in batch.requests if r.id not in self.world.settled)
         self.see(BatchDied(batch.batch_id, batch.executor, ids, "it died", blameless=blameless))
+
+    @precondition(lambda self: self.accompanied & self.world.batches.keys())
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def die_together(self, data: st.DataObject, times: int) -> None:
+        """The process of all instances ends, perhaps each time: which batch ended it is unknown."""
+        chosen = data.draw(st.sampled_from(sorted(self.accompanied & self.world.batches.keys())))
+        executor = self.world.batches[chosen].executor
+        for _ in range(times):
+            for batch in [one for one in self.world.batches.values() if one.executor == executor]:
+                if self.world.batches.pop(batch.batch_id, None) is None:
+                    continue
+                ids = frozenset(r.id for r in batch.requests if r.id not in self.world.settled)
+                self.may_condemn = batch.batch_id not in self.accompanied
+                self.see(BatchDied(batch.batch_id, executor, ids, "it died", in_company=True))
+                self.may_condemn = True
 
     @precondition(lambda self: self.world.batches)
     @rule(data=st.data())

@@ -1,7 +1,8 @@
 """Handles batches of a model with sequences that are finished, returned, lost, or adopted from another owner. Pure.
 
 Requests of a batch that failed run alone the next time. A request that ends an instance alone is condemned, and one
-that is alone at the loss of `MAX_LOSSES_ALONE` executors.
+that is alone at the loss of `MAX_LOSSES_ALONE` executors. Where others may have ended the instance (`in_company`), one
+that was alone runs apart first: instances of an isolated model share a process.
 """
 
 from __future__ import annotations
@@ -110,11 +111,14 @@ class SequenceBatches:
         left = self._take_back(event.batch_id, event.reason, now_ns, decisions)
         if event.blameless:
             return
+        is_single = len(batch.requests) == 1
         for request in left:
-            if len(batch.requests) == 1 and (not event.in_company or request.id in self._ledger.alone):
+            if is_single and (not event.in_company or batch.apart):
                 self._condemn(CondemnRequest(request, event.reason, event.stderr, batch.executor), now_ns, decisions)
-            else:
-                self._ledger.alone.add(request.id)
+                continue
+            self._ledger.alone.add(request.id)
+            if is_single:
+                self._ledger.apart.add(request.id)
 
     def lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
         """An executor is lost, with its instances and batches."""

@@ -4,6 +4,7 @@ which sequences form a batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
@@ -25,6 +26,7 @@ class Delays:
 
 
 NO_DELAYS = Delays()
+_NONE: Mapping[str, RequestQueued | None] = {}
 
 
 class SequenceDispatching:
@@ -48,10 +50,29 @@ class SequenceDispatching:
         rules = self._ledger.rules
         if self.is_held or rules is None or self._delayed():
             return
+        kept = self.kept() if self._ledger.apart else _NONE
         for version in self._ledger.versions.values():
             for instance in version.instances.all():
-                if instance.ready and not instance.batch:
+                if not instance.ready or instance.batch:
+                    continue
+                if instance.executor in kept:
+                    self._dispatch_apart(instance, kept[instance.executor], rules, decisions)
+                else:
                     self._dispatch_to(instance, rules, now_ns, decisions)
+
+    def kept(self) -> Mapping[str, RequestQueued | None]:
+        """The executors that get no batch but one, which runs apart, with its request; None while that runs."""
+        ledger = self._ledger
+        if not ledger.apart:
+            return _NONE
+        kept: dict[str, RequestQueued | None] = {}
+        for version in ledger.versions.values():
+            for instance in version.instances.all():
+                for request in [sequence.queue[0] for sequence in instance.ready]:
+                    first = kept.get(instance.executor)
+                    if request.id in ledger.apart and (first is None or request.order < first.order):
+                        kept[instance.executor] = request
+        return kept | {batch.executor: None for batch in ledger.batches.values() if batch.apart}
 
     def _delayed(self) -> bool:
         """S43: whether to wait for more requests before the first batch."""
@@ -81,8 +102,26 @@ class SequenceDispatching:
                 return
         decisions.append(self._batch(instance, chosen, rules, is_suspect=bool(suspects)))
 
+    def _dispatch_apart(
+        self,
+        instance: SequenceInstance,
+        request: RequestQueued | None,
+        rules: SequenceRules,
+        decisions: list[Decision],
+    ) -> None:
+        """Dispatch this request once its executor has no other batch of the model: what ends it then is the request."""
+        chosen = [sequence for sequence in instance.ready if sequence.queue[0] is request]
+        if chosen and all(batch.executor != instance.executor for batch in self._ledger.batches.values()):
+            decisions.append(self._batch(instance, chosen, rules, is_suspect=True, is_apart=True))
+
     def _batch(
-        self, instance: SequenceInstance, chosen: list[LiveSequence], rules: SequenceRules, *, is_suspect: bool
+        self,
+        instance: SequenceInstance,
+        chosen: list[LiveSequence],
+        rules: SequenceRules,
+        *,
+        is_suspect: bool,
+        is_apart: bool = False,
     ) -> DispatchBatch:
         """The next requests of these sequences, as one batch."""
         self._next_batch += 1
@@ -102,7 +141,7 @@ class SequenceDispatching:
             places.append(SequencePlace(sequence.slot, sequence.run, sequence.binding, again))
         instance.batch = batch_id
         executor, version = instance.executor, chosen[0].version
-        batch = DispatchedBatch(executor, version, instance.index, requests, chosen, is_suspect)
+        batch = DispatchedBatch(executor, version, instance.index, requests, chosen, is_suspect, is_apart)
         self._ledger.batches[batch_id] = batch
         rows = instance.rows if rules.block.direct and rules.batching else 0
         return DispatchBatch(

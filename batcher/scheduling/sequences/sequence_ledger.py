@@ -25,7 +25,8 @@ ENDED = RequestState.ENDED
 @dataclass(slots=True)
 class DispatchedBatch:
     """A batch at an executor; `sequences` are those of `requests`. `freed`: its instance takes the next one, while this
-    one still produces responses. `alone`: it is suspected, and no request joins it.
+    one still produces responses. `alone`: it is suspected, and no request joins it. `apart`: its executor gets no other
+    batch of the model meanwhile.
     """
 
     executor: str
@@ -34,6 +35,7 @@ class DispatchedBatch:
     requests: list[RequestQueued]
     sequences: list[LiveSequence]
     alone: bool = False
+    apart: bool = False
     freed: bool = False
 
 
@@ -51,10 +53,23 @@ class VersionSequences:
 
 class SequenceLedger:
     """`known` are the unsettled requests, each with its sequence; `queued` counts those that wait. `rules` is None
-    until the first configuration is known. The requests in `alone` run in batches of their own.
+    until the first configuration is known. The requests in `alone` run in batches of their own, and those of them that
+    are in `apart` run while their executor has no other batch of the model.
     """
 
-    __slots__ = ("alone", "batches", "due", "idle", "known", "model", "queued", "repeatable", "rules", "versions")
+    __slots__ = (
+        "alone",
+        "apart",
+        "batches",
+        "due",
+        "idle",
+        "known",
+        "model",
+        "queued",
+        "repeatable",
+        "rules",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.model = ""
@@ -65,6 +80,7 @@ class SequenceLedger:
         self.versions: dict[int, VersionSequences] = {}
         self.batches: dict[str, DispatchedBatch] = {}
         self.alone: set[bytes] = set()
+        self.apart: set[bytes] = set()
         self.due = DueTimes()
         self.idle: dict[LiveSequence, int] = {}
         """When each resting sequence has been idle too long; all have the same idle time, so the first is due first."""
@@ -127,6 +143,7 @@ class SequenceLedger:
         request.state = ENDED
         self.known.pop(request.id, None)
         self.alone.discard(request.id)
+        self.apart.discard(request.id)
         self.due.disarm(request)
 
     def refuse(self, request: RequestQueued, how: Cut, decisions: list[Decision], *, bare: bool = False) -> None:

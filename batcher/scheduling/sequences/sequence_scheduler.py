@@ -185,6 +185,8 @@ class SequenceScheduler:
         if ledger.alone and any(sequence.queue[0].id in ledger.alone for sequence in instance.ready):
             place = (instance.executor, instance.index)
             batches = [batch for batch in ledger.batches.values() if (batch.executor, batch.instance) == place]
+        if instance.executor in self._dispatching.kept():
+            batches = [batch for batch in ledger.batches.values() if batch.executor == instance.executor]
         return tuple([batch.requests[0].id for batch in batches if batch.requests])
 
     def outstanding_requests(self) -> int:

@@ -295,7 +295,7 @@ def short_directory(state_dir: Path) -> Path:
     """Where the sockets of a state directory can be: always the same, so that a killed one leaves at most one.
 
     Its name is never that of `StateDirectory.memory_directory`, whose folder is the temporary one where TMPDIR is
-    /dev/shm. It is as long: paths of sockets are bounded.
+    /dev/shm. It is short, because paths of sockets are bounded.
     """
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=7).hexdigest()
     path = Path(tempfile.gettempdir()) / f"charonia-s-{os.getuid()}-{digest}"

@@ -172,7 +172,13 @@ class BatchRuns:
             del self._waiting[gone]
         new = [batch_id for batch_id in found if batch_id not in self._waiting]
         for batch_id in [*new, *list(self._waiting)[:_READ_AGAIN]]:
-            state = await self._batches.state(batch_id)
+            try:
+                state = await self._batches.state(batch_id)
+            except CharoniaError:
+                raise
+            except Exception:  # of a newer release, perhaps: the others go on
+                logger.exception("batch %s cannot be read", batch_id)
+                continue
             self._waiting.pop(batch_id, None)
             self._waiting[batch_id] = state
 

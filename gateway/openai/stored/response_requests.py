@@ -48,15 +48,15 @@ class ResponseRequest:
 
     def note(self) -> bytes:
         """What the job of a stored response keeps of its request."""
-        return zlib.compress(self._packed(), 1)
+        return zlib.compress(self._packed(0), 1)
 
     def digest(self) -> bytes:
         """What an idempotency key stands for: the same request has the same one, also where its prompt has the date."""
-        return blake2b(self._packed(), digest_size=16).digest()
+        return blake2b(self._packed(orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
-    def _packed(self) -> bytes:
+    def _packed(self, option: int) -> bytes:
         kept = {name: getattr(self, name) for name in ResponseRequest.__dataclass_fields__}
-        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(kept, option=option)
 
     @staticmethod
     def of_note(note: bytes) -> ResponseRequest:

@@ -155,6 +155,23 @@ async def test_those_aboard_a_death_stay_suspects_when_the_answer_to_their_burst
     assert not owner.bursting._unsure
 
 
+async def test_those_that_are_read_before_the_burst_is_tried_again_are_suspected_once(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.send()
+    (item,) = await owner.read()
+    lose_answers(owner, monkeypatch, 1)
+    decision = BurstWave(item, suspect=True, executor="a")
+    with pytest.raises(LogUnavailable):
+        await owner.bursting.burst(decision)
+    assert len(owner.bursting.suspected(await owner.read())) == 1
+
+    await owner.bursting.burst(decision)
+
+    assert not owner.bursting.suspects
+    assert not owner.bursting._unsure
+
+
 async def test_a_wave_that_was_answered_leaves_no_suspects_when_an_answer_is_lost(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

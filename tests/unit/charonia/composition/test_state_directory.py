@@ -68,3 +68,23 @@ def test_what_killed_servers_left_in_memory_goes_and_that_of_others_stays(tmp_pa
             process.kill()
             process.communicate()
         shutil.rmtree(used)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="large tensors are not kept in memory here")
+def test_servers_of_two_containers_with_one_path_share_no_memory(tmp_path: Path) -> None:
+    """Their paths of the state are the same text and different directories, and `/dev/shm` may be one for both."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KEEPS_ONE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    state = StateDirectory(str(tmp_path))
+    try:
+        assert process.stdout is not None
+        used = Path(process.stdout.readline().strip())
+        own = Path(state.memory_directory())
+        assert own != used
+        assert (used / "large").exists()
+    finally:
+        state.remove_memory()
+        process.kill()
+        process.communicate()
+        shutil.rmtree(used)

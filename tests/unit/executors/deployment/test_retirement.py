@@ -46,3 +46,33 @@ async def test_work_waits_for_what_retires_of_its_model_and_no_other() -> None:
     pools["a"].ended.set()
     await asyncio.wait_for(retirement.idle(), 60)
     assert done == ["b", "a"]
+
+
+class Busy:
+    """A log whose queue of the model is never the same twice, nor empty."""
+
+    def __init__(self) -> None:
+        self.waves, self.asked = self, 0
+
+    async def pending(self, _model: str) -> tuple[int, int]:
+        self.asked += 1
+        return self.asked, 0
+
+    async def queue_entries(self, _model: str) -> int:
+        return 1
+
+
+async def test_a_version_that_was_loaded_again_meanwhile_drains_no_longer() -> None:
+    """The requests that come since are for its successor."""
+    log = Busy()
+    pool = SimpleNamespace(unfinished=0)
+    drained, loaded = incarnation("m", cast(Any, pool)), incarnation("m", cast(Any, pool))
+    serving = {("m", 1): drained}
+    retirement = Retirement(*cast(Any, (log, serving, None, None, None)))
+    retirement.drain(drained, ())
+    async with asyncio.timeout(30):
+        while log.asked < 3:
+            await asyncio.sleep(0.001)
+        serving["m", 1] = loaded
+        await retirement.idle()
+    assert serving == {("m", 1): loaded}

@@ -97,3 +97,21 @@ def test_a_folder_that_is_removed_before_its_lock_is_made_again(
     assert list(place.iterdir()) == [folder]
     owned_folders.remove(folder)
     assert not list(place.iterdir())
+
+
+def test_a_folder_that_its_owner_makes_again_meanwhile_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock that a removal gets then is of the folder that was there before."""
+    abandoned = place / f"{owned_folders.PREFIX}same-name"
+    abandoned.mkdir()
+    lock = owned_folders.fcntl.flock
+
+    def made_again(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(owned_folders.fcntl, "flock", lock)
+        abandoned.rmdir()
+        assert owned_folders.owned(lambda: (abandoned.mkdir(), abandoned)[1]) == abandoned
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(owned_folders.fcntl, "flock", made_again)
+    assert owned_folders.remove_abandoned() == []
+    assert abandoned.exists()
+    owned_folders.remove(abandoned)

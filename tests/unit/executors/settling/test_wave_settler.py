@@ -118,13 +118,13 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_a_gateway_that_does_not_read_holds_up_no_wave_of_another(bench: Bench) -> None:
     reading = asyncio.create_task(bench.gateways[QUICK].read_all())
     unread = []
-    while bench.sockets.is_sent(LAZY):
+    while bench.sockets.mark(LAZY) is None:
         unread.append(await bench.answer(LAZY, LARGE))
         assert len(unread) < 100, "its socket takes anything"
     read = [await bench.answer(QUICK, 100) for _ in range(20)]
     await bench.until_settled(*read)
     assert (await bench.waiting(*unread))[-1], "its reply is still here"
-    assert not bench.sockets.is_sent(LAZY)
+    assert bench.sockets.mark(LAZY) is not None
 
     late = asyncio.create_task(bench.gateways[LAZY].read_all())
     await bench.until_settled(*unread)
@@ -134,9 +134,25 @@ async def test_a_gateway_that_does_not_read_holds_up_no_wave_of_another(bench: B
     await asyncio.gather(reading, late, return_exceptions=True)
 
 
+async def test_waves_are_settled_while_their_gateway_always_has_something_to_read(bench: Bench) -> None:
+    """Its socket is never empty when the settler checks it: each wave waits for its own reply alone."""
+    lazy = bench.gateways[LAZY]
+    unread = []
+    while bench.sockets.mark(LAZY) is None:
+        unread.append(await bench.answer(LAZY, LARGE))
+    unread += [await bench.answer(LAZY, LARGE) for _ in range(6)]  # more than its reader takes at once
+    async with asyncio.timeout(PATIENCE_S):
+        while (await bench.waiting(unread[0]))[0]:
+            unread.append(await bench.answer(LAZY, LARGE))
+            await lazy.reader.readexactly(LARGE)
+            assert bench.sockets.mark(LAZY) is not None
+            await asyncio.sleep(0.001)
+    assert (await bench.waiting(*unread))[-1], "its reply is still here"
+
+
 async def test_the_waves_of_a_gateway_that_has_gone_are_settled(bench: Bench) -> None:
     unread = []
-    while bench.sockets.is_sent(LAZY):
+    while bench.sockets.mark(LAZY) is None:
         unread.append(await bench.answer(LAZY, LARGE))
     bench.gateways[LAZY].writer.close()
     await bench.until_settled(*unread)

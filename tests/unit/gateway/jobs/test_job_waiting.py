@@ -119,18 +119,42 @@ async def test_who_may_not_wait_learns_of_the_job_that_was_accepted(
     assert (await gateway.jobs.queries.single(accepted.receipt.id, ACME))[1]
 
 
-async def test_a_log_that_is_away_hides_no_accepted_job(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["wait", "single", "view"])
+async def test_a_log_that_is_away_hides_no_accepted_job(bench: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     gateway = await bench.gateway()
     queries = gateway.jobs.queries
 
     async def away(*_: Any) -> Any:
         raise LogUnavailable("the log is away")
 
-    monkeypatch.setattr(queries, "single", away)
+    monkeypatch.setattr(queries, step, away)
     accepted = await Deferral(gateway).answer(request_of(9), {"charonia_prefer": "respond-async, wait=0.01"}, ACME, {})
     assert isinstance(accepted, Accepted)
     (record,) = await bench.queued()
     assert accepted.receipt.id == public_id(MODEL, record.id)
+
+
+async def test_a_client_that_leaves_before_it_has_the_id_leaves_no_job(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await bench.gateway()
+    deferral, view, reading = Deferral(gateway), gateway.jobs.queries.view, asyncio.Event()
+
+    async def slow(*given: Any) -> Any:
+        reading.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway.jobs.queries, "view", slow)
+    asking = asyncio.create_task(
+        deferral.answer(request_of(9), {"charonia_prefer": "respond-async, wait=0.01"}, ACME, {})
+    )
+    async with asyncio.timeout(30):
+        await reading.wait()
+        (record,) = await bench.queued()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        while not (await view(public_id(MODEL, record.id), ACME)).state.terminal:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:

@@ -8,6 +8,7 @@ from sequence_bench import Bench, batch, names
 from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, RejectRequest
 from batcher.scheduling.observations import (
     BatchDied,
+    BatchFinished,
     ExecutorLost,
     PolicyChanged,
     QueueHeld,
@@ -110,3 +111,30 @@ def test_a_suspect_that_dies_alone_is_condemned_though_something_else_may_have_e
     assert names(again) == ["a"]
     told = bench.see(BatchDied(again.batch_id, "e", ids, "it died", in_company=True))
     assert isinstance(told[0], CondemnRequest)
+
+
+def test_no_sequence_is_blamed_for_another_instance_of_its_process() -> None:
+    """Instances of an isolated model share a process: when the culprit ends it, all batches there die in company."""
+    bench = Bench(serve=False)
+    bench.see(VersionServed("e", 1, "h", 2))
+    running = {names(one)[0]: one for one in map(batch, (bench.send("innocent", "s"), bench.send("culprit", "s")))}
+    ended: list[object] = []
+    for _ in range(10):
+        if not running:
+            break
+        is_over = "culprit" in running
+        events = [
+            BatchDied(one.batch_id, "e", frozenset(request.id for request in one.requests), "it died", in_company=True)
+            if is_over
+            else BatchFinished(one.batch_id, "e")
+            for one in running.values()
+        ]
+        ended += [] if is_over else running
+        running = {}
+        for decision in bench.see(*events):
+            if isinstance(decision, DispatchBatch):
+                running[names(decision)[0]] = decision
+            elif isinstance(decision, CondemnRequest):
+                assert decision.request.sequence is not None
+                ended.append(("condemned", decision.request.sequence.correlation_id))
+    assert sorted(ended, key=str) == [("condemned", "culprit"), "innocent"]

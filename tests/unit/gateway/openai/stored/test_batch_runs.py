@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from memory_log.log import MemoryLog
 
+from charonia import keys
 from charonia.errors import CANCELLED, Cancelled
 from gateway.openai.stored import batch_runs, stored_objects
 from gateway.openai.stored.batch_facts import BatchState
@@ -311,6 +312,16 @@ async def test_a_slot_goes_to_the_tenant_with_the_fewest(world: World, monkeypat
 
     await world.until(is_full)
     assert [state.tenant for state in lines.ran] == ["a", "b"]
+
+
+async def test_a_batch_that_cannot_be_read_stops_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As one of a newer release."""
+    unreadable = await world.batch(1)
+    await world.log.append(keys.batch_facts(unreadable), [b"f", b"of another form"])
+    await world.gateway("one", Lines())
+    assert (await world.ended(await world.batch(2))).counts.completed == 2
+    assert f"batch {unreadable} cannot be read" in caplog.text
+    assert unreadable in await world.batches.active()
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "expired"])

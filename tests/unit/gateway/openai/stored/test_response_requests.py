@@ -39,6 +39,18 @@ def test_a_request_is_kept_as_it_is() -> None:
     assert ResponseRequest.of_note(request.note()) == request
 
 
+def test_the_members_of_a_schema_keep_their_order_and_a_key_does_not_depend_on_it() -> None:
+    """The order is that in which a model writes an answer, and a later GET shows it."""
+    members = {"zebra": {"type": "string"}, "apple": {"type": "string"}}
+    request, other = (
+        read(tools=[{"type": "function", "name": "f", "parameters": {"type": "object", "properties": dict(order)}}])
+        for order in (members.items(), reversed(members.items()))
+    )
+    kept = ResponseRequest.of_note(request.note())
+    assert list(kept.tools[0]["parameters"]["properties"]) == ["zebra", "apple"]
+    assert request.digest() == other.digest()
+
+
 def test_with_a_key_it_is_the_same_request_each_time() -> None:
     for given in ({}, {"seed": -1}):
         first, again = (read(**given).seeded("k") for _ in range(2))
