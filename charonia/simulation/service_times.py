@@ -113,6 +113,11 @@ class Fit:
     last_ns: int = 0
     pauses: tuple[Pause, ...] = ()
 
+    @property
+    def requests_per_batch(self) -> float:
+        """Each request that ran has a tail."""
+        return max(1.0, len(self.way.tail_ns) / sum(size.count for size in self.service.sizes))
+
 
 class Draws:
     """Draws times from a fit, in nanoseconds."""
