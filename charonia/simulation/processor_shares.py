@@ -21,6 +21,7 @@ _LEAST_LEFT = 0.25
 class ProcessorShares:
     """A machine with `processors`. Processes that are not the server's keep `others` of them busy. An execution uses
     `share` of one while it runs, above 1 with several threads; all else of the server `batch_ns` of one for each batch.
+    Executors say that a batch runs for `run_ns` on average; 0 where that is not known.
     """
 
     host: str
@@ -28,6 +29,7 @@ class ProcessorShares:
     others: float = 0.0
     share: float = 1.0
     batch_ns: float = 0.0
+    run_ns: float = 0.0
 
     @property
     def left(self) -> float:
@@ -85,6 +87,7 @@ def _host(host: str, executors: Sequence[_Rates]) -> ProcessorShares:
         others=max(0.0, longest.of("busy_ns") - server),
         share=instances / ran if ran else 0.0,
         batch_ns=max(0.0, server - instances) / batches,
+        run_ns=ran / batches,
     )
 
 

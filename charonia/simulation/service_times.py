@@ -83,6 +83,11 @@ class ServiceFit:
         nearest = below[-1] if below else above[0]
         return max(1.0, nearest.typical_ns + self.row_ns * (rows - nearest.rows))
 
+    @property
+    def mean_ns(self) -> float:
+        """The mean of the typical times, each as often as its size was seen."""
+        return sum(size.typical_ns * size.count for size in self.sizes) / sum(size.count for size in self.sizes)
+
     def knows(self, rows: int) -> bool:
         """Whether such a batch lies within what was recorded."""
         return self.sizes[0].rows <= rows <= self.sizes[-1].rows

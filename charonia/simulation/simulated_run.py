@@ -76,11 +76,19 @@ class _Machine:
         """By the name of a piece of work: what happens after it, and how much later."""
         way = fit.way
         self._lead_ns, turn_ns, tail_ns = (max(0.0, mean(of)) for of in (way.lead_ns, way.turn_ns, way.tail_ns))
-        self._end_ns = turn_ns + tail_ns
+        longer_ns = fit.service.mean_ns - shares.run_ns if shares.run_ns else 0.0
+        self._in_service_ns = round(min(max(0.0, longer_ns), shares.batch_ns))
+        """How much of a recorded execution is on the way: in a journal it lasts from its dispatch to its settlement."""
+        self._end_ns = turn_ns + tail_ns + self._in_service_ns
         on_the_way_ns = self._on_the_way_ns(fit.requests_per_batch)
         self.way_share = min(1.0, shares.batch_ns / on_the_way_ns) if on_the_way_ns else 0.0
         """The part of the time on the way that uses a processor."""
         self._batch_ns = shares.batch_ns
+
+    def computes_ns(self, work_ns: int) -> int:
+        """What of an execution uses a processor, or as many as `share` says."""
+        on_the_way_ns = min(self._in_service_ns, work_ns)
+        return round((work_ns - on_the_way_ns) * min(1.0, self.share) + on_the_way_ns * self.way_share)
 
     def rest_ns(self, requests: int) -> int:
         """What the server uses of a processor for a batch of so many requests, once it is answered."""
@@ -304,7 +312,7 @@ class SimulatedRun:
             self._plan(now_ns + work_ns + paused_ns, _Computed(batch))
             return
         # what it waits for comes after what it computes
-        computes_ns = round(work_ns * min(1.0, machine.share))
+        computes_ns = machine.computes_ns(work_ns)
         uses = max(1.0, machine.share)
         self._work(machine, computes_ns, uses, work_ns - computes_ns + paused_ns, _Computed(batch), now_ns)
 

@@ -119,6 +119,23 @@ def test_the_way_takes_longer_where_processors_are_short() -> None:
     assert times(found)[1][0] == 11
 
 
+@pytest.mark.parametrize(
+    ("batch_ms", "expected"),
+    [
+        (0.0, [(0, 10), (1, 11)]),
+        # the executor ran 6 ms of 10, and used no processor: the other 4 are work, shared after 1
+        (4.0, [(0, 13), (1, 14)]),
+        # the server used no more than 2
+        (2.0, [(0, 11), (1, 12)]),
+    ],
+)
+def test_what_of_an_execution_is_on_the_way_is_work_of_the_server(
+    batch_ms: float, expected: list[tuple[float, float]]
+) -> None:
+    machine = ProcessorShares("a", 1.0, share=0.0, batch_ns=batch_ms * MS, run_ns=6.0 * MS)
+    assert times(run((0, 1), DynamicBatching(), instances=2, machines=(machine,))) == expected
+
+
 def test_a_batch_ahead_waits_at_its_executor() -> None:
     found = run((1, 2, 2, 2, 2, 3), DynamicBatching(), prefetch=1)
     assert times(found) == [(1, 11), *[(11, 21)] * 4, (21, 31)]
