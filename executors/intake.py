@@ -36,6 +36,7 @@ from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFEREN
 from .batches.batch_payloads import BatchPayloads
 from .batches.batch_results import Death, Executed
 from .batches.wave_execution import ExecutedWaves
+from .host.processor_meter import ProcessorMeter
 from .metrics import ExecutorMetrics
 from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
@@ -77,10 +78,11 @@ class Intake:
         self._metrics = metrics
         self._link = link
         self.stream = keys.batches(executor)
-        self._starts = JournalledStarts(log, executor)
+        meter = ProcessorMeter(metrics.work)
+        self._starts = JournalledStarts(log, executor, meter)
         self._reports = OwnerReports(log, link)
         usage = UsageCounts(metrics)
-        self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports, usage)
+        self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports, usage, meter)
         self.waves = WaveSettler(log, executor, metrics, sockets, self._tasks, self._reports, usage)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel, self._reports)
         if metrics.measures:

@@ -153,6 +153,13 @@ class ExecutorMetrics(Collector):
         totals.failures += increments.get("fail_count", 0)
         totals.add(increments)
 
+    def work(self) -> tuple[int, int]:
+        """How many batches ran since the executor's start, and how long they took together, in ns."""
+        self.before_collecting()
+        totals = self._totals.values()
+        run_ns = sum(one.input_ns + one.infer_ns + one.output_ns for one in totals)
+        return sum(one.executions for one in totals), run_ns
+
     def settled(self, model: str, version: int, increments: Mapping[str, int]) -> None:
         """Add one batch's increments of the statistics."""
         self._of(model, version).add(increments)

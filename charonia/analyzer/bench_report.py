@@ -77,7 +77,7 @@ def level_text(run: Run, result: LevelResult) -> str:
         lines.append(f"    Response throughput: {figures.response_rate:.2f} responses/sec")
     lines += [f"    {line}" for line in _latencies("latency", figures.latency, options.percentile)]
     if options.is_open:
-        lines += [f"    {line}" for line in _latencies("service time", figures.service, None)[:1]]
+        lines += [f"    {line}" for line in _latencies("service time", figures.service, options.percentile)]
         lines.append(f"    Left more than 1 ms late: {figures.late}")
     for name, histogram in (("time to first response", figures.first), ("inter-response", figures.gaps)):
         if histogram.count and options.words.streaming:

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from charonia.errors import CharoniaError
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
+from charonia.facts.journal import Ran
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
@@ -225,7 +226,7 @@ class Work(Protocol):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
@@ -234,7 +235,7 @@ class Work(Protocol):
         same step, and the ended jobs of the model are kept within its retention (`set_retention`). The end of a job
         whose `about` has a `webhook` appends [b"i", its id in hex] to `keys.webhooks(model)`. `outcomes` has one byte
         for each request (`charonia.facts.jobs.OUTCOME_CODES`, `-` for none): when any of these is won, the journal gets
-        an `ended` fact, which says that all of them had started in `ran`, an executor and its batch, if that is given.
+        an `ended` fact, which says that all of them had started in `ran`, if that is given.
 
         `sequences` holds, for requests of sequences, what becomes of the sequence's record; in the same step, for those
         that are won.
@@ -257,7 +258,7 @@ class Work(Protocol):
         done: Settled,
         *,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
     ) -> bool:
         """`settle` without jobs and sequences, written at once and without a task that waits for it.
 

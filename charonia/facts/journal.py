@@ -8,6 +8,9 @@ unread:
     started   [2, ids, attempts, executor, batch id]
     ended     [3, ids, attempts, outcomes], and when it also says that all of them had started there, executor, batch id
 
+About once a second the last two have a value more, what the executor then says of its processors
+(`charonia.facts.processor_use`).
+
 `ids` are groups: how many less one, the 15 bytes they have in common, the last byte of each. `attempts` is one number
 for all or a list, `outcomes` one byte for all or one for each (`charonia.facts.jobs.OUTCOME_CODES`). A second field,
 `w`, has "1" for each request that was ended (or batched) by it and "0" for who was not, when not all were.
@@ -29,6 +32,7 @@ from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 
 from .jobs import OUTCOME_CODES, JobState
+from .processor_use import Packed, ProcessorUse, use_of
 
 FIELD = b"f"
 FIELD_MASK = b"w"
@@ -42,10 +46,13 @@ _STATE_OF_CODE = {code[0]: state for state, code in OUTCOME_CODES.items()}
 _NOT_JOURNALLED = ord("-")
 _TOLD = ord("1")
 
+Ran = tuple[str, str] | tuple[str, str, Packed]
+"""The executor and the batch that requests had started in, and what the executor then said of its processors."""
+
 
 @dataclass(frozen=True, slots=True)
 class JournalFact:
-    """What an entry says of requests that it is about. `outcomes` only with `ended`."""
+    """What an entry says of requests that it is about. `outcomes` only with `ended`, `use` only with `started`."""
 
     kind: str
     ids: tuple[bytes, ...]
@@ -53,6 +60,7 @@ class JournalFact:
     outcomes: tuple[JobState, ...] = ()
     executor: str = ""
     batch_id: str = ""
+    use: ProcessorUse | None = None
 
 
 def pack_accepted(ids: Sequence[bytes]) -> bytes:
@@ -65,15 +73,16 @@ def pack_batched(ids: Sequence[bytes], attempt: int, executor: str, batch_id: st
     return packed
 
 
-def pack_started(ids: Sequence[bytes], attempts: Sequence[int], executor: str, batch_id: str) -> bytes:
-    packed: bytes = msgpack.packb((_STARTED, pack_ids(ids), _numbers(attempts), executor, batch_id))
+def pack_started(
+    ids: Sequence[bytes], attempts: Sequence[int], executor: str, batch_id: str, use: Packed | None = None
+) -> bytes:
+    more = () if use is None else (use,)
+    packed: bytes = msgpack.packb((_STARTED, pack_ids(ids), _numbers(attempts), executor, batch_id, *more))
     return packed
 
 
-def pack_ended(
-    ids: Sequence[bytes], attempts: Sequence[int], outcomes: bytes, ran: tuple[str, str] | None = None
-) -> bytes:
-    """`ran`: the executor and the batch all of them had started in, where no `started` has said so."""
+def pack_ended(ids: Sequence[bytes], attempts: Sequence[int], outcomes: bytes, ran: Ran | None = None) -> bytes:
+    """`ran`: where all of them had started, if no `started` has said so."""
     alike = outcomes[:1] if outcomes.count(outcomes[:1]) == len(outcomes) else outcomes
     packed: bytes = msgpack.packb((_ENDED, pack_ids(ids), _numbers(attempts), alike, *(ran or ())))
     return packed
@@ -123,13 +132,19 @@ def _read_packed(kind: int, about: list[Any], mask: bytes | None) -> list[Journa
         return [JournalFact(_KINDS[kind], ids)]
     attempts = about[1] if isinstance(about[1], list) else [about[1]] * len(ids)
     if kind != _ENDED:
-        return [_kept(JournalFact(_KINDS[kind], ids, _checked(attempts, len(ids)), (), about[2], about[3]), mask)]
+        where = about[2:] if kind == _STARTED else about[2:4]
+        return [_kept(_ran_fact(_KINDS[kind], ids, _checked(attempts, len(ids)), where), mask)]
     outcomes = about[2] * len(ids) if len(about[2]) == 1 else about[2]
     found = []
     if len(about) > 4:
-        found.append(JournalFact(_KINDS[_STARTED], ids, _checked(attempts, len(ids)), (), about[3], about[4]))
+        found.append(_ran_fact(_KINDS[_STARTED], ids, _checked(attempts, len(ids)), about[3:]))
     found.append(_kept(JournalFact(_KINDS[kind], ids, (0,) * len(ids)), mask, outcomes))
     return found
+
+
+def _ran_fact(kind: str, ids: tuple[bytes, ...], attempts: tuple[int, ...], ran: list[Any]) -> JournalFact:
+    """`ran` is the executor, the batch, and perhaps the use of processors."""
+    return JournalFact(kind, ids, attempts, (), ran[0], ran[1], use_of(ran[2]) if len(ran) > 2 else None)
 
 
 def _read_fields(values: dict[bytes, bytes]) -> list[JournalFact]:
@@ -169,6 +184,7 @@ def _kept(fact: JournalFact, mask: bytes | None, outcomes: bytes | None = None) 
         tuple(_STATE_OF_CODE[outcomes[at]] for at in kept) if outcomes is not None else (),
         fact.executor,
         fact.batch_id,
+        fact.use,
     )
 
 

@@ -4,7 +4,8 @@ May import of the kernel all but `composition`, `inprocess` and the command, and
 alone: the prediction runs the scheduler that serves (ADR 0057). Begin reading at `recorded_requests`, the common form
 of recordings: `trace_recording` reads it from trace files, `journal_recording` from journals. `service_times` fits how
 long batches take, `machine_pauses` finds and places what stopped the machine, `simulated_run` drives the scheduler,
-`shared_cores` slows instances that share cores, `what_if` holds the changes, `run_figures` computes what is compared,
-`simulation_document` puts baseline and changes together, `simulation_page` draws them, and `simulate_command` is the
-command, with the options of `simulate_options`. How it is used: `docs/howto/simulate.md`.
+`processor_shares` says what the processors did, `shared_cores` slows what shares them, `what_if` holds the changes,
+`run_figures` computes what is compared, `simulation_document` puts baseline and changes together, `simulation_page`
+draws them, and `simulate_command` is the command, with the options of `simulate_options`. How it is used:
+`docs/howto/simulate.md`.
 """

@@ -16,6 +16,7 @@ from charonia.facts.jobs import JobState
 from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Buffer
 
+from .processor_shares import Said
 from .recorded_requests import Outcome, RecordedRequest, Recording, recording
 
 SOURCE = "journal"
@@ -41,6 +42,7 @@ class JournalRecording:
         self._random = random.Random(0)
         self._ms = 0
         self._waiting: list[list[JournalFact]] = []
+        self._said: list[Said] = []
 
     def fold(self, entry_id: bytes, fields: Sequence[Buffer]) -> None:
         """Takes one entry. Raises `InvalidRecord` for one that is no journal fact."""
@@ -54,7 +56,7 @@ class JournalRecording:
         """What was read; requests without an end are LOST."""
         self._apply_waiting()
         requests = [*self._done, *self._requests.values()]
-        return recording(self._model, requests, SOURCE, RESOLUTION_NS, knows_starts=False)
+        return recording(self._model, requests, SOURCE, RESOLUTION_NS, knows_starts=False, said=self._said)
 
     def _apply_waiting(self) -> None:
         """Applies the entries of one millisecond, at times within it in their order."""
@@ -70,6 +72,8 @@ class JournalRecording:
                 for request_id in fact.ids:
                     self._requests[request_id] = RecordedRequest(now_ns)
             case "batched" | "started":
+                if fact.use is not None:
+                    self._said.append((fact.executor, fact.use))
                 batch = self._batches.setdefault(fact.batch_id, _Batch(fact.executor, now_ns))
                 for request_id in fact.ids:
                     self._change(request_id, batch=fact.batch_id, executor=batch.executor)

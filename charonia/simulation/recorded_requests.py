@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from .processor_shares import Said
+
 
 class Outcome(Enum):
     """How a request ended. LOST: the recording does not say."""
@@ -75,6 +77,8 @@ class Recording:
     resolution_ns: int
     executors: int = 0
     knows_starts: bool = True
+    said: tuple[Said, ...] = ()
+    """What executors said of their processors meanwhile."""
 
     def cut(self, skip_ns: int, take_ns: int) -> Recording:
         """The requests that arrived from `skip_ns` after the first one on, for `take_ns` (0: all)."""
@@ -83,16 +87,23 @@ class Recording:
         begin = self.requests[0].arrived_ns + skip_ns
         end = begin + take_ns if take_ns else None
         kept = (one for one in self.requests if one.arrived_ns >= begin and (end is None or one.arrived_ns < end))
-        return replace(self, requests=tuple(kept))
+        said = (one for one in self.said if one[1].at_ns >= begin and (end is None or one[1].at_ns < end))
+        return replace(self, requests=tuple(kept), said=tuple(said))
 
 
 def recording(
-    model: str, requests: Iterable[RecordedRequest], source: str, resolution_ns: int, *, knows_starts: bool = True
+    model: str,
+    requests: Iterable[RecordedRequest],
+    source: str,
+    resolution_ns: int,
+    *,
+    knows_starts: bool = True,
+    said: Iterable[Said] = (),
 ) -> Recording:
     """A recording of these requests, in any order."""
     ordered = tuple(sorted(requests, key=lambda one: one.arrived_ns))
     executors = len({one.executor for one in ordered if one.executor})
-    return Recording(model, ordered, source, resolution_ns, executors, knows_starts)
+    return Recording(model, ordered, source, resolution_ns, executors, knows_starts, tuple(said))
 
 
 def begun_in_turn(recorded: Recording, instances: int) -> Recording:

@@ -83,6 +83,11 @@ class ServiceFit:
         nearest = below[-1] if below else above[0]
         return max(1.0, nearest.typical_ns + self.row_ns * (rows - nearest.rows))
 
+    @property
+    def mean_ns(self) -> float:
+        """The mean of the typical times, each as often as its size was seen."""
+        return sum(size.typical_ns * size.count for size in self.sizes) / sum(size.count for size in self.sizes)
+
     def knows(self, rows: int) -> bool:
         """Whether such a batch lies within what was recorded."""
         return self.sizes[0].rows <= rows <= self.sizes[-1].rows
@@ -112,6 +117,11 @@ class Fit:
     first_ns: int = 0
     last_ns: int = 0
     pauses: tuple[Pause, ...] = ()
+
+    @property
+    def requests_per_batch(self) -> float:
+        """Each request that ran has a tail."""
+        return max(1.0, len(self.way.tail_ns) / sum(size.count for size in self.service.sizes))
 
 
 class Draws:

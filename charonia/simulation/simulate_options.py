@@ -14,8 +14,8 @@ _FLAGS = (
     ("delay", "TIME", "max_queue_delay: 5ms, 500us"),
     ("max-batch", "N", "max_batch_size"),
     ("preferred", "N,N", "preferred_batch_size; none for none"),
-    ("cores", "N", "cores that the instances of the model share, each using one while it computes; without it none "
-     "slows another"),
+    ("cores", "N", "cores that the instances of the model share, each using one while it computes, in place of what "
+     "the recording says of processors"),
     ("rate", "xF", "the recorded pattern, so many times as fast"),
     ("policy", "NAME:VALUE,...", "queue policy: max-queue:N, timeout:TIME, action:reject|delay, override:yes|no, "
      "order:yes|no (preserve_ordering); none: no dynamic batching"),

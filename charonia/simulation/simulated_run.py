@@ -2,8 +2,13 @@
 
 Pure, but for the random numbers of its seed. Each executor has as many instances as the model has there, and takes a
 batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the
-fit (`service_times`). It takes longer where instances share cores (`shared_cores`), and by the pauses that it meets
+fit (`service_times`). It takes longer where processors are shared (`shared_cores`), and by the pauses that it meets
 (`machine_pauses`).
+
+Where it is known what the processors did (`processor_shares`), requests on their way use them as well, and what else
+the server does for a batch follows its answer. That work comes by batch, not by request: a batch of eight wakes each
+process of the server about as often as a batch of one. Of the times on the way, that part is such work which the server
+used of the processors; the rest is waiting.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from statistics import mean
 from typing import Any
 
 from batcher.scheduling.decisions import (
@@ -34,6 +40,7 @@ from charonia.errors import InternalError, InvalidArgument
 from charonia.keys import lane_of
 from charonia.models.interface import ModelInterface
 
+from .processor_shares import ProcessorShares
 from .recorded_requests import Outcome, RecordedRequest
 from .service_times import Draws, Fit
 from .shared_cores import SharedCores
@@ -44,7 +51,8 @@ _ID_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches. All
-    instances share `cores`; with 0 none is slowed by the others.
+    instances share `cores`; with 0, those of each of `machines`, on which the executors are in turn. Without either
+    none is slowed by the others.
     """
 
     interface: ModelInterface
@@ -53,24 +61,59 @@ class Setting:
     prefetch: int = 0
     lane_weights: dict[int, int] = field(default_factory=dict)
     cores: float = 0.0
+    machines: tuple[ProcessorShares, ...] = ()
+
+
+class _Machine:
+    """Processors that are shared, and what is planned for when work on them ends."""
+
+    def __init__(self, shares: ProcessorShares, fit: Fit) -> None:
+        self.share = shares.share
+        """How many processors an execution uses."""
+        self.cores = SharedCores(shares.left)
+        self.plan = 0
+        self.then: dict[str, tuple[int, Any]] = {}
+        """By the name of a piece of work: what happens after it, and how much later."""
+        way = fit.way
+        self._lead_ns, turn_ns, tail_ns = (max(0.0, mean(of)) for of in (way.lead_ns, way.turn_ns, way.tail_ns))
+        longer_ns = fit.service.mean_ns - shares.run_ns if shares.run_ns else 0.0
+        self._in_service_ns = round(min(max(0.0, longer_ns), shares.batch_ns))
+        """How much of a recorded execution is on the way: in a journal it lasts from its dispatch to its settlement."""
+        self._end_ns = turn_ns + tail_ns + self._in_service_ns
+        on_the_way_ns = self._on_the_way_ns(fit.requests_per_batch)
+        self.way_share = min(1.0, shares.batch_ns / on_the_way_ns) if on_the_way_ns else 0.0
+        """The part of the time on the way that uses a processor."""
+        self._batch_ns = shares.batch_ns
+
+    def computes_ns(self, work_ns: int) -> int:
+        """What of an execution uses a processor, or as many as `share` says."""
+        on_the_way_ns = min(self._in_service_ns, work_ns)
+        return round((work_ns - on_the_way_ns) * min(1.0, self.share) + on_the_way_ns * self.way_share)
+
+    def rest_ns(self, requests: int) -> int:
+        """What the server uses of a processor for a batch of so many requests, once it is answered."""
+        return max(0, round(self._batch_ns - self.way_share * self._on_the_way_ns(requests)))
+
+    def _on_the_way_ns(self, requests: float) -> float:
+        return requests * self._lead_ns + self._end_ns
 
 
 @dataclass(slots=True)
 class _Executor:
+    machine: _Machine | None
     free: int
     waiting: deque[DispatchBatch] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
 class _Running:
-    """A dispatched batch: its requests' numbers, when it began and ended, and what pauses took of that."""
+    """A dispatched batch: its requests' numbers, and when it began and ended."""
 
     order: DispatchBatch
     numbers: list[int]
     rows: int
     started_ns: int = 0
     computed_ns: int = 0
-    paused_ns: int = 0
 
     @property
     def executor(self) -> str:
@@ -85,9 +128,34 @@ class _Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class _CoreLeft:
-    """One of the executions that share cores ends. It counts if `plan` is the latest."""
+class _Arrived:
+    """A request begins its way to the scheduler."""
 
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """A request is at the scheduler's queue, which takes it after those that arrived before it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The answers of a batch, which left at `left_ns`, have arrived; they take `tails_ns`, the longest by now."""
+
+    batch: _Running
+    name: str
+    left_ns: int
+    tails_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CoreLeft:
+    """A piece of work that shares cores ends. It counts if `plan` is the machine's latest."""
+
+    machine: _Machine
     plan: int
 
 
@@ -109,14 +177,22 @@ class SimulatedRun:
         self._setting = setting
         self._draws = Draws(fit, random.Random(seed), arrivals)
         self._scheduler = ModelScheduler("simulated", setting.prefetch, setting.lane_weights)
+        shares = (ProcessorShares("", setting.cores),) if setting.cores else setting.machines
+        machines = [_Machine(one, fit) for one in shares]
         self._executors = {
-            f"executor-{number}": _Executor(setting.instances) for number in range(1, setting.executors + 1)
+            f"executor-{number + 1}": _Executor(
+                machines[number % len(machines)] if machines else None, setting.instances
+            )
+            for number in range(setting.executors)
         }
+        # of several machines it is not known which one the gateway is on
+        self._gateway = machines[0] if len(machines) == 1 else None
         self._agenda: list[tuple[int, int, Any]] = []
         self._numbers = count()
         self._batches: dict[str, _Running] = {}
-        self._cores = SharedCores(setting.cores) if setting.cores else None
-        self._plan_of_cores = 0
+        self._led: set[int] = set()
+        self._next = 0
+        """The first request that is not queued."""
         self._ended: list[RecordedRequest | None] = [None] * len(arrivals)
         self._held: dict[str, _Running] = {}
         self.most_running = dict.fromkeys(self._executors, 0)
@@ -136,14 +212,21 @@ class SimulatedRun:
             events: list[Observation] = []
             while agenda and agenda[0][0] <= now_ns:
                 event = heapq.heappop(agenda)[2]
-                if isinstance(event, _Computed):
-                    self._computed(event.batch, now_ns)
-                elif isinstance(event, _CoreLeft):
-                    self._core_left(event, now_ns)
-                elif isinstance(event, DispatchBatch):
-                    self._received(event, now_ns)
-                else:
-                    events.append(event)
+                match event:
+                    case _Computed():
+                        self._computed(event.batch, now_ns)
+                    case _CoreLeft():
+                        self._core_left(event, now_ns)
+                    case _Arrived():
+                        self._arrived(event, now_ns)
+                    case _Led():
+                        events += self._queued(event)
+                    case DispatchBatch():
+                        self._received(event, now_ns)
+                    case _Answered():
+                        self._answered(event, now_ns)
+                    case _:
+                        events.append(event)
             if events or (wakeup_ns is not None and wakeup_ns <= now_ns):
                 self._carry_out(scheduler.observe_all(events, now_ns), now_ns)
         left = sum(one is None for one in self._ended)
@@ -158,13 +241,24 @@ class SimulatedRun:
             start += [VersionServed(name, version, "", self._setting.instances) for version in versions]
         first_ns = min((one.arrived_ns for one in self._arrivals), default=0)
         self._carry_out(self._scheduler.observe_all(start, first_ns), first_ns)
-        observed_ns = first_ns
         for number, one in enumerate(self._arrivals):
-            # one queue keeps the order in which it took the requests
-            observed_ns = max(observed_ns, one.arrived_ns + self._draws.lead_ns())
-            self._plan(observed_ns, self._queued(number, one))
+            self._plan(one.arrived_ns, _Arrived(number))
 
-    def _queued(self, number: int, one: RecordedRequest) -> RequestQueued:
+    def _arrived(self, event: _Arrived, now_ns: int) -> None:
+        self._travel(self._gateway, self._draws.lead_ns(), _Led(event.number), now_ns)
+
+    def _queued(self, event: _Led) -> list[Observation]:
+        """What the scheduler is to observe: one queue keeps the order in which it took the requests."""
+        self._led.add(event.number)
+        found: list[Observation] = []
+        while self._next in self._led:
+            self._led.remove(self._next)
+            found.append(self._request(self._next))
+            self._next += 1
+        return found
+
+    def _request(self, number: int) -> RequestQueued:
+        one = self._arrivals[number]
         return RequestQueued(
             id=number.to_bytes(_ID_BYTES, "big"),
             version=one.version,
@@ -188,7 +282,8 @@ class SimulatedRun:
                     numbers = [request.carrier for request in decision.requests]
                     rows = sum(request.rows for request in decision.requests)
                     self._batches[decision.batch_id] = _Running(decision, numbers, rows)
-                    self._plan(now_ns + self._draws.half_turn_ns(), decision)
+                    machine = self._executors[decision.executor].machine
+                    self._travel(machine, self._draws.half_turn_ns(), decision, now_ns)
                 case RejectRequest() | CondemnRequest():
                     self._end(decision.request.carrier, now_ns, Outcome.REFUSED)
                 case ReleaseReplies():
@@ -211,25 +306,15 @@ class SimulatedRun:
         self.most_running[batch.executor] = max(self.most_running[batch.executor], running)
         about = self._batches[batch.batch_id]
         about.started_ns = now_ns
-        work_ns, about.paused_ns = self._draws.service_ns(about.rows, now_ns)
-        if self._cores is None:
-            self._plan(now_ns + work_ns + about.paused_ns, _Computed(batch))
-        else:
-            self._cores.begin(batch.batch_id, work_ns, now_ns)
-            self._plan_of_next_end(self._cores)
-
-    def _plan_of_next_end(self, cores: SharedCores) -> None:
-        self._plan_of_cores += 1
-        at_ns = cores.next_end_ns()
-        if at_ns is not None:
-            self._plan(at_ns, _CoreLeft(self._plan_of_cores))
-
-    def _core_left(self, event: _CoreLeft, now_ns: int) -> None:
-        if self._cores is None or event.plan != self._plan_of_cores:
+        work_ns, paused_ns = self._draws.service_ns(about.rows, now_ns)
+        machine = executor.machine
+        if machine is None:
+            self._plan(now_ns + work_ns + paused_ns, _Computed(batch))
             return
-        about = self._batches[self._cores.end_next(now_ns)]
-        self._plan(now_ns + about.paused_ns, _Computed(about.order))
-        self._plan_of_next_end(self._cores)
+        # what it waits for comes after what it computes
+        computes_ns = machine.computes_ns(work_ns)
+        uses = max(1.0, machine.share)
+        self._work(machine, computes_ns, uses, work_ns - computes_ns + paused_ns, _Computed(batch), now_ns)
 
     def _computed(self, batch: DispatchBatch, now_ns: int) -> None:
         executor = self._executors[batch.executor]
@@ -241,23 +326,35 @@ class SimulatedRun:
         else:
             self._answer(about, batch.batch_id, now_ns)
         finished = BatchFinished(batch.batch_id, batch.executor, replies_held=batch.via_owner)
-        self._plan(now_ns + self._draws.half_turn_ns(), finished)
+        self._travel(executor.machine, self._draws.half_turn_ns(), finished, now_ns)
         if executor.waiting:
             self._start(executor, executor.waiting.popleft(), now_ns)
 
     def _answer(self, batch: _Running, name: str, at_ns: int) -> None:
-        for number in batch.numbers:
-            ended_ns = at_ns + self._draws.tail_ns()
+        tails_ns = [self._draws.tail_ns() for _ in batch.numbers]
+        # they come together: the way of the longest one is that of all
+        self._travel(
+            self._executors[batch.executor].machine, max(tails_ns), _Answered(batch, name, at_ns, tails_ns), at_ns
+        )
+
+    def _answered(self, event: _Answered, now_ns: int) -> None:
+        batch = event.batch
+        longest_ns = max(event.tails_ns)
+        slower = (now_ns - event.left_ns) / longest_ns if longest_ns else 1.0
+        for number, tail_ns in zip(batch.numbers, event.tails_ns, strict=True):
             if self._ended[number] is None:  # the first settlement wins
                 self._ended[number] = replace(
                     self._arrivals[number],
-                    batch=name,
+                    batch=event.name,
                     executor=batch.executor,
                     started_ns=batch.started_ns,
                     computed_ns=batch.computed_ns,
-                    ended_ns=ended_ns,
+                    ended_ns=event.left_ns + round(tail_ns * slower),
                     outcome=Outcome.ANSWERED,
                 )
+        machine = self._executors[batch.executor].machine
+        if machine is not None:
+            self._work(machine, machine.rest_ns(len(batch.numbers)), 1.0, 0, None, now_ns)
 
     def _end(self, number: int, now_ns: int, outcome: Outcome) -> None:
         if self._ended[number] is None:
@@ -265,3 +362,39 @@ class SimulatedRun:
                 self._arrivals[number], batch="", executor="", started_ns=0, computed_ns=0, ended_ns=now_ns,
                 outcome=outcome,
             )  # fmt: skip
+
+    # -- processors ----------------------------------------------------------------------------------------------------
+
+    def _travel(self, machine: _Machine | None, way_ns: int, then: Any, now_ns: int) -> None:
+        """Plans `then` for the end of a way of so long, which takes longer where processors are short."""
+        works_ns = round(way_ns * machine.way_share) if machine is not None else 0
+        if machine is None or not works_ns:
+            self._plan(now_ns + way_ns, then)
+        else:
+            self._work(machine, works_ns, 1.0, way_ns - works_ns, then, now_ns)
+
+    def _work(self, machine: _Machine, work_ns: int, uses: float, later_ns: int, then: Any, now_ns: int) -> None:
+        """Begins work that uses so many processors for `work_ns`; `then` is planned for `later_ns` after its end."""
+        if not work_ns:
+            if then is not None:
+                self._plan(now_ns + later_ns, then)
+            return
+        name = str(next(self._numbers))
+        machine.then[name] = later_ns, then
+        machine.cores.begin(name, work_ns, now_ns, uses)
+        self._plan_next_end(machine)
+
+    def _plan_next_end(self, machine: _Machine) -> None:
+        machine.plan += 1
+        at_ns = machine.cores.next_end_ns()
+        if at_ns is not None:
+            self._plan(at_ns, _CoreLeft(machine, machine.plan))
+
+    def _core_left(self, event: _CoreLeft, now_ns: int) -> None:
+        machine = event.machine
+        if event.plan != machine.plan:
+            return
+        later_ns, then = machine.then.pop(machine.cores.end_next(now_ns))
+        if then is not None:
+            self._plan(now_ns + later_ns, then)
+        self._plan_next_end(machine)

@@ -6,11 +6,13 @@ The document is plain data for JSON; `document_text` is the table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
 from charonia.operations.text.rendering import table
 
+from .processor_shares import ProcessorShares, shares_of, shares_text
 from .recorded_requests import Outcome, RecordedRequest, Recording, batches_of, begun_in_turn
 from .run_figures import COMPARED, errors, figures
 from .service_times import Fit, fitted
@@ -34,6 +36,7 @@ def model_document(
     then said as well. Raises `InvalidArgument` for what cannot be simulated."""
     if setting.prefetch and not recorded.knows_starts:
         recorded = begun_in_turn(recorded, setting.instances)
+    setting = replace(setting, machines=shares_of(recorded.said))
     fit = fitted(recorded, setting.interface, setting.executors * setting.instances)
     kept = [one for one in recorded.requests if one.outcome is not Outcome.LOST]
     before = figures(kept)
@@ -61,6 +64,7 @@ def model_document(
         "lost": len(recorded.requests) - len(kept),
         "setting": settings_text(setting),
         "fit": _fit_document(fit),
+        "processors": [asdict(one) for one in setting.machines],
         "recorded": before,
         "baseline": baseline,
         "error_percent": errors(baseline, before),
@@ -107,6 +111,11 @@ def _notes(document: Mapping[str, Any], recorded: Recording, setting: Setting) -
     if large:
         notes.append(
             f"the baseline misses what was recorded ({', '.join(large)}): believe the what-ifs no more than that"
+        )
+    if not setting.machines and any("cores=" not in one["setting"] for one in document["what_ifs"]):
+        notes.append(
+            "the recording does not say what the processors did: nothing slows instances that compute on one machine, "
+            "unless a question has cores=N"
         )
     most = _most_at_once(recorded)
     slots = setting.executors * setting.instances
@@ -176,6 +185,7 @@ def _model_text(found: Mapping[str, Any]) -> str:
         *table(rows, _COLUMNS),
         "",
         fit_text(found["fit"]),
+        *(shares_text(ProcessorShares(**one)) for one in found["processors"]),
         *(f"note: {note}" for note in found["notes"]),
     ]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 from charonia.analyzer.report_page import Scale, Series, card, linear, lines, time_text, whole_page
 
+from .processor_shares import ProcessorShares, shares_text
 from .simulation_document import RATHER_WRONG_PERCENT, fit_text
 
 _MAX_WHAT_IFS = 6
@@ -33,6 +34,7 @@ def _model(found: Mapping[str, Any]) -> str:
         ("recorded", f"{recorded['requests']} requests of {recorded['seconds']:.1f} s, from {found['source']}"),
         ("setting", found["setting"]),
         ("fit", fit_text(found["fit"])),
+        *(("processors", shares_text(ProcessorShares(**one))) for one in found["processors"]),
     ]
     about = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows)
     plots = [_latency_card(found), _time_card(found), _size_card(found), _fit_card(found)]

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, InvalidRecord
+from charonia.facts.processor_use import use_in
 from charonia.traces.reports import COMPUTE_END, COMPUTE_START, QUEUE_START, REQUEST_END, REQUEST_START
 
+from .processor_shares import Said
 from .recorded_requests import Outcome, RecordedRequest, Recording, recording
 
 SOURCE = "trace files"
@@ -31,14 +33,17 @@ class _Traced:
 def trace_recordings(files: Iterable[Sequence[Any]], models: Sequence[str]) -> dict[str, Recording]:
     """The recording of each model that ran anything, or of `models`. Raises `InvalidArgument` for other objects."""
     found: dict[str, list[RecordedRequest]] = {}
+    said: dict[str, list[Said]] = {}
     for number, objects in enumerate(files):
         for traced in _gathered(objects).values():
             if traced.model and (not models or traced.model in models):
                 request = _request(traced, number)
                 if request is not None:
                     found.setdefault(traced.model, []).append(request)
+                    if "charonia.processor_use" in traced.about:
+                        said.setdefault(traced.model, []).append(_said(traced, request.executor))
     return {
-        model: recording(model, requests, SOURCE, 1000)
+        model: recording(model, requests, SOURCE, 1000, said=said.get(model, ()))
         for model, requests in found.items()
         if models or any(one.ran for one in requests)  # an ensemble runs nothing itself
     }
@@ -86,6 +91,13 @@ def _request(traced: _Traced, file: int) -> RecordedRequest | None:
         ended_ns=max(rest.ended_ns, computed_ns),
         outcome=Outcome.ANSWERED,
     )
+
+
+def _said(traced: _Traced, executor: str) -> Said:
+    try:
+        return executor, use_in(str(traced.about["charonia.processor_use"]))
+    except InvalidRecord as error:
+        raise InvalidArgument(f"no trace file: {error}") from None
 
 
 def _number(value: Any) -> int:

@@ -26,6 +26,7 @@ from charonia.facts.events import (
 )
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.facts.journal import FIELD, pack_started
+from charonia.facts.processor_use import Packed, ProcessorUse
 from charonia.models.names import name_of
 from charonia.tensors import Buffer
 from charonia.traces.contexts import TENSORS
@@ -281,19 +282,29 @@ def requests_rescheduled(
 
 
 def start_entry(
-    executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
+    executor: str,
+    header: BatchHeader,
+    records: Sequence[RequestRecord],
+    indices: Sequence[int],
+    use: Packed | None = None,
 ) -> list[bytes]:
     """The journal entry for the start of these requests (`charonia.facts.journal`)."""
     ids = [records[index].id for index in indices]
     attempts = [header.attempts[index] for index in indices]
-    return [FIELD, pack_started(ids, attempts, executor, header.batch_id)]
+    return [FIELD, pack_started(ids, attempts, executor, header.batch_id, use)]
 
 
 _log = logging.getLogger(__name__)
 
 
-def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
-    """The answers, with a report for each request that is traced."""
+def with_reports(
+    batch: SubmittedBatch,
+    executed: Executed,
+    answers: Sequence[bytes],
+    executor: str,
+    use: ProcessorUse | None = None,
+) -> list[bytes]:
+    """The answers, with a report for each request that is traced; the first has the `use` of processors."""
     header, records = batch.header, batch.records
     assert header is not None
     executions = {index: execution for execution in executed.executions for index in execution.indices}
@@ -317,6 +328,9 @@ def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[by
             about.append(("charonia.priority", record.level))
         if record.timeout_us:
             about.append(("charonia.timeout_us", record.timeout_us))
+        if use is not None:
+            about.append(("charonia.processor_use", use.text()))
+            use = None
         try:
             report = _report(header, record, found[index], execution, failures.get(index), tuple(about))
             found[index] = reported_response(found[index], report)

@@ -24,6 +24,8 @@ from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
 from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.facts.events import FIELD_FACT, BatchFinished
 from charonia.facts.jobs import OUTCOME_CODES, JobState
+from charonia.facts.journal import Ran
+from charonia.facts.processor_use import Packed
 from charonia.models.names import name_of
 from charonia.tasks import Tasks, insist
 from charonia.wire import (
@@ -37,6 +39,7 @@ from charonia.wire import (
 )
 from executors.batches.batch_payloads import BatchPayloads
 from executors.batches.batch_results import Executed, fail_answered
+from executors.host.processor_meter import ProcessorMeter
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
@@ -80,8 +83,11 @@ class Settler:
         starts: JournalledStarts,
         reports: OwnerReports,
         usage: UsageCounts,
+        meter: ProcessorMeter | None = None,
     ) -> None:
+        """`meter` tells the reports of traced requests what the processors do."""
         self._log = log
+        self._meter = meter
         self._starts = starts
         self._payloads = payloads
         self._executor = executor
@@ -269,7 +275,8 @@ class Settler:
         if batch.flags & FLAG_TIMED:
             answers = with_durations(batch.records, executed)
         if batch.flags & FLAG_TRACED:
-            answers = with_reports(batch, executed, answers, self._executor)
+            use = self._meter.due("reports", batch.header.model) if self._meter and batch.header else None
+            answers = with_reports(batch, executed, answers, self._executor, use)
         return answers
 
     def _referred(self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes]) -> Sequence[bytes]:
@@ -331,7 +338,7 @@ class Settler:
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
         report: list[bytes] | None = None,
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
         """Write one settlement, repeating until the log answers. Without requests, write only the replies and `report`.
@@ -475,8 +482,10 @@ class JournalledStarts:
     start is recorded, the attempt is known from the `batched` entry that the owner wrote before the dispatch.
     """
 
-    def __init__(self, log: Streams, executor: str) -> None:
+    def __init__(self, log: Streams, executor: str, meter: ProcessorMeter | None = None) -> None:
+        """`meter` says what the processors do, for some of the entries."""
         self._log = log
+        self._meter = meter
         self._executor = executor
         self._watched: dict[SubmittedBatch, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -492,8 +501,8 @@ class JournalledStarts:
         """Stop watching a batch that has ended or was returned."""
         self._watched.pop(batch, None)
 
-    def reported_with(self, batch: SubmittedBatch, ending: Collection[int]) -> tuple[str, str] | None:
-        """Return (executor, batch id) to write with the end of these requests if that reports every start, else None.
+    def reported_with(self, batch: SubmittedBatch, ending: Collection[int]) -> Ran | None:
+        """Return where they ran, to write with the end of these requests if that reports every start, else None.
 
         `ending` are the indices of the requests that end.
         """
@@ -503,7 +512,13 @@ class JournalledStarts:
         if not began or began != [index for index in sorted(ending) if batch.records[index].journalled]:
             return None
         batch.start_unreported = False
-        return self._executor, batch.header.batch_id
+        use = self._use(batch.header)
+        where = self._executor, batch.header.batch_id
+        return where if use is None else (*where, use)
+
+    def _use(self, header: BatchHeader) -> Packed | None:
+        use = self._meter.due("journal", header.model) if self._meter is not None else None
+        return None if use is None else use.packed()
 
     async def report(self, batch: SubmittedBatch) -> None:
         """Report the start of a batch now, once. Skipped when the log is unavailable: later would be after the end."""
@@ -514,7 +529,7 @@ class JournalledStarts:
         if not indices:
             return
         try:
-            entry = start_entry(self._executor, batch.header, batch.records, indices)
+            entry = start_entry(self._executor, batch.header, batch.records, indices, self._use(batch.header))
             await self._log.append(keys.journal(batch.header.model), entry)
         except LogUnavailable as error:
             _log.warning("the beginning of a batch is not in its journal: %s", error)

@@ -144,6 +144,7 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
         "recorded": recorded_figures,
         "baseline": baseline,
         "baseline_error_percent": {source: _errors(baseline[source], recorded_figures[source]) for source in SOURCES},
+        "processors": [one["processors"] for one in said["traces"]],
         "what_ifs": found,
     }
 
@@ -161,7 +162,19 @@ def text(found: Mapping[str, Any]) -> str:
             cells = _cells(one["predicted"][source], one["error_percent"][source])
             rows.append([f"  predicted from the {source}", *cells])
     about = f"{found['model']}: {found['rounds']} rounds, {found['requests']} requests a run, {found['cores']} cores"
-    return f"{about}, load average {', '.join(f'{one:.1f}' for one in found['load'])}\n{table(rows)}"
+    load = ", ".join(f"{one:.1f}" for one in found["load"])
+    recorded = [f"recorded: {_processors(one)}\n" for one in found["processors"]]
+    return f"{about}, load average {load}\n{''.join(recorded)}{table(rows)}"
+
+
+def _processors(said: Sequence[Mapping[str, Any]]) -> str:
+    """What the recording has about processors."""
+    words = [
+        f"{one['processors']:g} processors, others used {one['others']:.2f}; an execution uses {one['share']:.2f} of "
+        f"one, the rest of the server {one['batch_ns'] / 1e6:.2f} ms a batch"
+        for one in said
+    ]
+    return " and ".join(words) or "nothing about processors"
 
 
 def _cells(figures: Mapping[str, float], errors: Mapping[str, float | None] | None = None) -> list[str]:

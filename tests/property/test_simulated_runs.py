@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from charonia.simulation.machine_pauses import Pause
+from charonia.simulation.processor_shares import ProcessorShares
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, batches_of
 from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, SimulatedRun
@@ -64,6 +65,13 @@ def fit_of(base: int, row: int, deviations: tuple[float, ...], pauses: tuple[Pau
 
 fits = st.builds(fit_of, st.integers(1000, 10 * MS), st.integers(0, MS), deviations, pauses, ways)
 executions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.sampled_from([0.0, 0.7, 1.0, 2.0]))
+machines = st.lists(
+    st.builds(
+        ProcessorShares, st.just("a"), st.sampled_from([1.0, 2.0]), st.sampled_from([0.0, 0.5, 9.0]),
+        st.sampled_from([0.0, 0.3, 1.0, 1.5]), st.sampled_from([0.0, 0.1 * MS, 5.0 * MS]),
+    ),
+    max_size=2,
+).map(tuple)  # fmt: skip
 
 
 def running_at_once(found: Sequence[RecordedRequest], executor: str) -> int:
@@ -78,18 +86,19 @@ def running_at_once(found: Sequence[RecordedRequest], executor: str) -> int:
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(st.lists(requests, min_size=1, max_size=40), st.none() | blocks, fits, executions, st.integers(0, 3))
+@given(st.lists(requests, min_size=1, max_size=40), st.none() | blocks, fits, executions, machines, st.integers(0, 3))
 def test_a_simulated_run(
     arrivals: list[RecordedRequest],
     block: DynamicBatching | None,
     fit: Fit,
     place: tuple[int, int, int, float],
+    on: tuple[ProcessorShares, ...],
     seed: int,
 ) -> None:
     arrivals.sort(key=lambda one: one.arrived_ns)
     executors, instances, prefetch, cores = place
     interface = ModelInterface("m", "", "", MAX_ROWS, {}, {}, dynamic_batching=block)
-    setting = Setting(interface, executors, instances, prefetch, cores=cores)
+    setting = Setting(interface, executors, instances, prefetch, cores=cores, machines=on)
     run = SimulatedRun(arrivals, setting, fit, seed)
     found = run.run()
 

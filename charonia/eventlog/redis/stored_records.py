@@ -40,7 +40,7 @@ from charonia.eventlog.redis import scripts
 from charonia.eventlog.redis.scripts import Script
 from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, Argument, pack, pack_pieces
 from charonia.facts.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
-from charonia.facts.journal import pack_ended
+from charonia.facts.journal import Ran, pack_ended
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
@@ -58,7 +58,7 @@ def settle_call(
     requests: Requests,
     groups: Groups,
     statistics: tuple[bytes, Mapping[str, int]] | None,
-    journal: tuple[bytes, tuple[str, str] | None],
+    journal: tuple[bytes, Ran | None],
     ends: Mapping[bytes, JobEnd] | None = None,
     sequences: Mapping[bytes, SequenceStep] | None = None,
 ) -> tuple[Script, Sequence[Buffer]]:
@@ -123,7 +123,7 @@ def _recorded(
     return (ended, len(more) // 5 - ended), more, size_bytes >= UNCOPIED_BYTES
 
 
-def _ended_fact(requests: Requests, outcomes: bytes, ran: tuple[str, str] | None) -> tuple[bytes, bytes]:
+def _ended_fact(requests: Requests, outcomes: bytes, ran: Ran | None) -> tuple[bytes, bytes]:
     """The fact about those that have an outcome, and which they are: b"" when all have, or none."""
     mask = b""
     if _NOT_JOURNALLED in outcomes:

@@ -16,7 +16,7 @@ from charonia.eventlog.port import Fields, Limits, Reply, Settled
 from charonia.eventlog.refusal_texts import key_reused, not_owner, over_limit
 from charonia.facts.events import LaneOpened, pack_fact
 from charonia.facts.jobs import JobEnd, JobTicket, NewJob
-from charonia.facts.journal import pack_accepted, pack_batched
+from charonia.facts.journal import Ran, pack_accepted, pack_batched
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
@@ -186,7 +186,7 @@ class Work:
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         groups = grouped(list(map(_id, requests)))
@@ -207,7 +207,7 @@ class Work:
         done: Settled,
         *,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
     ) -> bool:
         groups = grouped(list(map(_id, requests)))
         if groups.order is not None:

@@ -18,7 +18,7 @@ from charonia.eventlog.port import START, Entry, Fields, Limits, ProgressPart, R
 from charonia.eventlog.refusal_texts import not_owner
 from charonia.facts.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
-from charonia.facts.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
+from charonia.facts.journal import FIELD, FIELD_MASK, Ran, pack_accepted, pack_batched, pack_ended
 from charonia.facts.seals import FIELD_SEAL
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
@@ -118,7 +118,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         *,
         ends: Mapping[bytes, JobEnd] | None = None,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
     ) -> list[bool]:
         work = self._of(model)
@@ -155,7 +155,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         done: Settled,
         *,
         outcomes: bytes = b"",
-        ran: tuple[str, str] | None = None,
+        ran: Ran | None = None,
     ) -> bool:
         try:
             self.settle(model, requests, statistics, replies, facts, outcomes=outcomes, ran=ran).send(None)
@@ -169,7 +169,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         requests: Sequence[tuple[bytes, int]],
         won: Sequence[bool],
         outcomes: bytes,
-        ran: tuple[str, str] | None,
+        ran: Ran | None,
     ) -> None:
         told = [n for n, outcome in enumerate(outcomes) if outcome != _NOT_JOURNALLED]
         mask = b"".join([b"1" if won[n] else b"0" for n in told])

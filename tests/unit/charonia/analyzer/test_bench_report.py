@@ -103,13 +103,16 @@ def test_text() -> None:
     bad = LevelResult(8, False, True, (figures(),), figures(), 500)
     bad.figures.errors.update(Counter({"HTTP 400: no": 3}))
     bad.figures.busiest = 0.95
+    bad.figures.service = LatencyHistogram.of([400_000] * 100)
     text = level_text(run("--request-rate-range 8"), bad)
     for part in (
         "Throughput: 50.00 infer/sec", "p99 latency: 1000 usec", "Failed: 3 times: HTTP 400: no", "raise --max-threads",
         "not stable within 1 windows", "did not keep up", "Generator: 25 % of a core", "queue 100 usec",
+        "Avg service time: 400 usec", "p50 service time: 400 usec", "p99 service time: 400 usec",
     ):  # fmt: skip
         assert part in text
     assert not bad.is_good
+    assert "service time" not in level_text(run(), bad)
     assert "no" in summary_table(run(), [result(), bad]).splitlines()[2].split()
 
 

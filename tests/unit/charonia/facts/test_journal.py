@@ -20,6 +20,7 @@ from charonia.facts.journal import (
     pack_started,
     read_facts,
 )
+from charonia.facts.processor_use import ProcessorUse
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 ENTRY = [b"e" * 15 + bytes([last]) for last in range(20)]
@@ -38,6 +39,18 @@ def test_each_kind_is_read_as_it_was_packed() -> None:
     assert read_facts([FIELD, pack_ended([A, B], [2**31 - 1] * 2, b"sx")]) == [
         JournalFact("ended", (A, B), (0, 0), (JobState.SUCCEEDED, JobState.EXPIRED))
     ]
+
+
+def test_where_requests_ran_may_come_with_what_the_processors_did() -> None:
+    use = ProcessorUse("host", 2.0, 7, 1, 2, 3, 4, 5, 6)
+    started = JournalFact("started", (A,), (1,), (), *WHERE, use)
+    assert read_facts([FIELD, pack_started([A], [1], *WHERE, use.packed())]) == [started]
+    assert read_facts([FIELD, pack_ended([A], [1], b"s", (*WHERE, use.packed()))]) == [
+        started,
+        JournalFact("ended", (A,), (0,), (JobState.SUCCEEDED,)),
+    ]
+    with pytest.raises(InvalidRecord):
+        read_facts([FIELD, msgpack.packb((2, pack_ids([A]), 1, *WHERE, ["host", 2.0]))])
 
 
 def test_an_entry_of_one_group_is_short() -> None:

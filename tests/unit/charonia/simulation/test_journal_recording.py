@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from charonia.facts.journal import FIELD, pack_accepted, pack_batched, pack_ended, pack_started
+from charonia.facts.processor_use import ProcessorUse
 from charonia.simulation.journal_recording import RESOLUTION_NS, JournalRecording
 from charonia.simulation.recorded_requests import Outcome, batches_of, begun_in_turn
 
@@ -53,6 +54,19 @@ def test_a_batch_that_was_sent_ahead_begins_when_an_instance_is_free() -> None:
     assert [batch.started_ns // RESOLUTION_NS for batch in batches_of(one.requests)] == [1001, 1003, 1010]
     assert [batch.started_ns // RESOLUTION_NS for batch in batches_of(two.requests)] == [1001, 1002, 1003]
     assert one.knows_starts
+
+
+def test_what_the_processors_did_is_read_and_cut_by_time() -> None:
+    fold = JournalRecording("m")
+    uses = [ProcessorUse("h", 2.0, 1, at_s * 1_000_000_000, 0, 0, 0, 0, at_s) for at_s in (1, 2, 3)]
+    for number, use in enumerate(uses):
+        one = request(number)
+        fold.fold(b"%d-0" % (1000 * number + 1000), [FIELD, pack_accepted([one])])
+        ran = ("e", f"b-{number}", use.packed())
+        fold.fold(b"%d-1" % (1000 * number + 1000), [FIELD, pack_ended([one], [1], b"s", ran)])
+    found = fold.recording()
+    assert found.said == tuple(("e", use) for use in uses)
+    assert found.cut(500_000_000, 1_000_000_000).said == (("e", uses[1]),)
 
 
 def test_entries_of_one_millisecond_keep_their_order() -> None:

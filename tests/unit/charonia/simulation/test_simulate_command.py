@@ -63,7 +63,8 @@ def test_the_baseline_is_near_what_was_recorded(tmp_path: Path, capsys: pytest.C
     (after,) = found["what_ifs"]
     assert after["figures"]["rate"] == pytest.approx(1.2 * found["recorded"]["rate"], rel=0.05)
     assert after["figures"]["p99_us"] > found["baseline"]["p99_us"]
-    assert found["notes"] == []
+    (note,) = found["notes"]  # made up here, as by a release that did not ask the processors
+    assert note.startswith("the recording does not say what the processors did")
 
 
 def test_a_measured_run_says_how_wrong_the_last_question_was(

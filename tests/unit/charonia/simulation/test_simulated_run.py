@@ -10,6 +10,7 @@ from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy
 from charonia.simulation.machine_pauses import Pause
+from charonia.simulation.processor_shares import ProcessorShares
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest
 from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
 from charonia.simulation.simulated_run import Setting, simulated
@@ -21,12 +22,14 @@ FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS, 10.0 * MS),), 10.0 * M
 def run(
     at_ms: Sequence[float], block: DynamicBatching, *, executors: int = 1, instances: int = 1, prefetch: int = 0,
     cores: float = 0.0, fit: Fit = FIT, requests: Sequence[RecordedRequest] | None = None,
+    machines: tuple[ProcessorShares, ...] = (),
 ) -> list[RecordedRequest]:  # fmt: skip
     interface = ModelInterface(
         "m", "", "", 4, {}, {}, scheduling="dynamic_batching", dynamic_batching=block
     )  # fmt: skip
     arrivals = requests or [RecordedRequest(round(at * MS)) for at in at_ms]
-    return simulated(arrivals, Setting(interface, executors, instances, prefetch, cores=cores), fit, 0)
+    setting = Setting(interface, executors, instances, prefetch, cores=cores, machines=machines)
+    return simulated(arrivals, setting, fit, 0)
 
 
 def times(found: Sequence[RecordedRequest]) -> list[tuple[float, float]]:
@@ -73,6 +76,64 @@ def test_a_pause_of_the_machine_is_no_work_to_share() -> None:
 
 def test_half_a_core_takes_twice_as_long() -> None:
     assert times(run((1, 2), DynamicBatching(), cores=0.5)) == [(1, 21), (21, 41)]
+
+
+TWO = ProcessorShares("a", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        # as above: a core each for 6 and 2 ms, two thirds until the first has done its 4 left
+        ((TWO,), [(0, 12), (4, 16), (6, 18)]),
+        # others use one of them
+        ((ProcessorShares("a", 2.0, others=1.0),), [(0, 21), (4, 29), (6, 30)]),
+        # 5 ms of 10 are a processor's: the first two share it for 2 ms, the last two for 8
+        ((ProcessorShares("a", 1.0, share=0.5),), [(0, 11), (4, 19), (6, 20)]),
+        # each keeps two of two busy
+        ((ProcessorShares("a", 2.0, share=2.0),), [(0, 21), (4, 29), (6, 30)]),
+        # the third executor is on the first machine again
+        ((ProcessorShares("a", 1.0), ProcessorShares("b", 1.0)), [(0, 14), (4, 14), (6, 20)]),
+    ],
+)
+def test_executors_share_the_processors_of_their_machine(
+    machines: tuple[ProcessorShares, ...], expected: list[tuple[float, float]]
+) -> None:
+    found = run((0, 4, 6), DynamicBatching(), executors=3, machines=machines)
+    assert [(start, round(end, 3)) for start, end in times(found)] == expected
+
+
+def test_the_server_works_for_a_batch_when_it_is_answered() -> None:
+    machine = ProcessorShares("a", 1.0, batch_ns=4.0 * MS)
+    # 4 ms for the first batch slow the second, which has 6 ms to go when it is alone
+    assert times(run((0, 8), DynamicBatching(), instances=2, machines=(machine,))) == [(0, 12), (8, 24)]
+
+
+def test_the_way_takes_longer_where_processors_are_short() -> None:
+    fit = Fit(FIT.service, WayFit((4 * MS,), (0,), (2 * MS,)))
+    # half of 6 ms on the way is work: 2 ms of the lead, 1 ms of the tail
+    machine = ProcessorShares("a", 1.0, batch_ns=3.0 * MS)
+    assert times(run((0,), DynamicBatching(), fit=fit, machines=(machine,))) == [(4, 16)]
+    # the second one's lead meets the first one's execution: 2 ms of work in 4
+    found = run((0, 5), DynamicBatching(), instances=2, fit=fit, machines=(machine,))
+    assert times(found)[1][0] == 11
+
+
+@pytest.mark.parametrize(
+    ("batch_ms", "expected"),
+    [
+        (0.0, [(0, 10), (1, 11)]),
+        # the executor ran 6 ms of 10, and used no processor: the other 4 are work, shared after 1
+        (4.0, [(0, 13), (1, 14)]),
+        # the server used no more than 2
+        (2.0, [(0, 11), (1, 12)]),
+    ],
+)
+def test_what_of_an_execution_is_on_the_way_is_work_of_the_server(
+    batch_ms: float, expected: list[tuple[float, float]]
+) -> None:
+    machine = ProcessorShares("a", 1.0, share=0.0, batch_ns=batch_ms * MS, run_ns=6.0 * MS)
+    assert times(run((0, 1), DynamicBatching(), instances=2, machines=(machine,))) == expected
 
 
 def test_a_batch_ahead_waits_at_its_executor() -> None:

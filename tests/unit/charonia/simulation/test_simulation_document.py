@@ -6,12 +6,13 @@ import random
 
 import pytest
 
+from charonia.facts.processor_use import ProcessorUse
 from charonia.models.interface import ModelInterface
 from charonia.simulation.machine_pauses import placed
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest, Recording, recording
 from charonia.simulation.service_times import fitted
 from charonia.simulation.simulated_run import Setting, simulated
-from charonia.simulation.simulation_document import model_document
+from charonia.simulation.simulation_document import document_text, model_document
 from charonia.simulation.what_if import what_if
 
 MS = 1_000_000
@@ -46,9 +47,47 @@ def paused(seed: int, *, before: bool = False, count: int = 200, ms_between: flo
 @pytest.mark.parametrize("seed", range(4))
 def test_the_simulation_of_what_was_recorded_has_its_high_percentile(seed: int, before: bool) -> None:
     setting = Setting(ModelInterface("m", "", "", 0, {}, {}), 1, 1)
-    document = model_document(paused(seed, before=before), setting, [what_if("rate=x0.5")], 0)
+    document = model_document(paused(seed, before=before), setting, [what_if("rate=x0.5 cores=1")], 0)
     assert abs(document["error_percent"]["p99_us"]) < 15
     assert not document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("question", "others", "expected_ms", "notes"),
+    [
+        ("instances=1", None, 3.5, 1),
+        # five requests come together every 100 ms
+        ("instances=5", None, 3.5, 1),
+        ("instances=5", 0.0, 5 / 2 * 3.5, 0),
+        ("instances=5", 1.0, 5 * 3.5, 0),
+        ("instances=5 cores=5", 1.0, 3.5, 0),
+    ],
+)
+def test_what_the_processors_did_slows_instances(
+    question: str, others: float | None, expected_ms: float, notes: int
+) -> None:
+    requests = []
+    for number in range(150):
+        arrived_ns = (1000 + 100 * (number // 5)) * MS
+        start_ns = arrived_ns + 7 * MS * (number % 5) // 2  # one after the other
+        end_ns = start_ns + 7 * MS // 2
+        requests.append(
+            RecordedRequest(
+                arrived_ns, batch=f"b-{number}", executor="e", started_ns=start_ns, computed_ns=end_ns,
+                ended_ns=end_ns, outcome=Outcome.ANSWERED,
+            )
+        )  # fmt: skip
+    second = 1_000_000_000
+    use = ProcessorUse("h", 2.0, 1, 0, 0, 0, 0, 0, 0)
+    later = ProcessorUse("h", 2.0, 1, 2 * second, round((1 + 2 * (others or 0)) * second), second, second, second, 100)
+    said = () if others is None else (("e", use), ("e", later))
+    setting = Setting(ModelInterface("m", "", "", 0, {}, {}), 1, 1)
+    document = model_document(recording("m", requests, "test", 1000, said=said), setting, [what_if(question)], 0)
+    assert document["error_percent"]["p99_us"] == pytest.approx(0, abs=2)
+    (found,) = document["what_ifs"]
+    assert found["figures"]["p50_us"] / 1000 == pytest.approx(expected_ms if "5" in question else 10.5, abs=0.1)
+    assert sum("what the processors did" in note for note in document["notes"]) == notes
+    assert ("2 processors of h, of which others used" in document_text({"models": [document]})) == (others is not None)
 
 
 INSTANCES = 4

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import InvalidArgument
+from charonia.facts.processor_use import ProcessorUse
 from charonia.simulation.recorded_requests import Outcome, batches_of
 from charonia.simulation.trace_recording import trace_recordings
 
@@ -31,6 +32,16 @@ def test_attributes_name_batch_rows_priority_and_tenant() -> None:
     assert (one.arrived_ns, one.started_ns, one.computed_ns, one.ended_ns) == (100, 1000, 2000, 2050)
     assert (one.rows, one.level, one.timeout_us, one.tenant, one.executor) == (3, 2, 500, "t", "e-1")
     assert (one.outcome, found.executors) == (Outcome.ANSWERED, 1)
+
+
+def test_one_of_a_batch_says_what_the_processors_did() -> None:
+    use = ProcessorUse("h", 2.0, 1, 1, 2, 3, 4, 5, 6)
+    about = {"charonia.executor": "e-1", "charonia.batch_id": "b-1"}
+    objects = traced(1, 100, (1000, 2000), {**about, "charonia.processor_use": use.text()})
+    (found,) = trace_recordings([[*objects, *traced(2, 100, (1000, 2000), about)]], ()).values()
+    assert found.said == (("e-1", use),)
+    with pytest.raises(InvalidArgument, match="no trace file: no use of processors"):
+        trace_recordings([traced(1, 100, (1000, 2000), {**about, "charonia.processor_use": "h 2"})], ())
 
 
 def test_without_attributes_equal_times_are_a_batch() -> None:

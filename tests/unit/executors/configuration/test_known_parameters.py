@@ -15,7 +15,7 @@ from protos.model_config_pb2 import ModelConfig
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "howto" / "model-settings.md"
 NOT_OF_MODELS = {
-    *("attempt", "batch_id", "batch_size", "executor", "priority", "rows", "tenant", "timeout_us"),
+    *("attempt", "batch_id", "batch_size", "executor", "priority", "processor_use", "rows", "tenant", "timeout_us"),
     *("steps_begun_after_us", "raw_headers", "client_left", "exchange", "backends", "formats", "batch_strategies"),
     *("cli", "stalls", "metrics"),
 }

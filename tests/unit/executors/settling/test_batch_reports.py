@@ -12,8 +12,10 @@ from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import Fields
 from charonia.facts.journal import JournalFact, read_facts
+from charonia.facts.processor_use import use_of
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOURNALLED, BatchHeader, RequestRecord, pack_request, request_meta, unpack_request
+from executors.host.processor_meter import ProcessorMeter
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settler import JournalledStarts
 
@@ -68,6 +70,25 @@ async def test_the_end_of_a_short_batch_tells_it_for_all_that_began() -> None:
     starts.forget(batch)
     assert starts.reported_with(batch, [2, 1, 0]) == ("executor-1", "batch-1")
     assert starts.reported_with(batch, [2, 1, 0]) is None
+    starts.close()
+
+
+async def test_about_once_a_second_it_tells_what_the_processors_do() -> None:
+    log = MemoryLog()
+    starts = JournalledStarts(log, "executor-1", ProcessorMeter(lambda: (3, 4)))
+    first, second, third = (job_of(record(number)) for number in (1, 2, 3))
+    for batch in (first, second, third):
+        starts.watch(batch)
+        begin(batch, 0)
+        starts.forget(batch)
+    ran = starts.reported_with(first, [0])
+    assert ran is not None
+    assert ran[:2] == ("executor-1", "batch-1")
+    use = use_of(ran[2])  # type: ignore[misc]
+    assert (use.batches, use.ran_ns, use.processors >= 1) == (3, 4, True)
+    assert starts.reported_with(second, [0]) == ("executor-1", "batch-1")
+    await starts.report(third)
+    assert [fact.use for fact in await journal(log)] == [None]
     starts.close()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from charonia.errors import InvalidArgument
+from charonia.facts.processor_use import ProcessorUse
 from charonia.tensors import Tensor
 from charonia.traces.contexts import TENSORS, TIMESTAMPS, Context
 from charonia.traces.reports import Report
@@ -63,6 +64,15 @@ def test_what_a_simulation_needs_to_know_is_reported() -> None:
     report = unpack_response(found).report
     assert report is not None
     assert report.about[-3:] == (("charonia.rows", 2), ("charonia.priority", 3), ("charonia.timeout_us", 500))
+
+
+def test_the_first_traced_one_says_what_the_processors_do() -> None:
+    records = [record(1, None), record(2, context(2)), record(3, context(3))]
+    executed = Executed([answer(one) for one in records], [run(0, 1, 2)])
+    use = ProcessorUse("h", 2.0, 1, 1, 2, 3, 4, 5, 6)
+    answers = with_reports(batch(*records), executed, executed.answers, "e-1", use)
+    reports = [report for one in answers if (report := unpack_response(one).report) is not None]
+    assert [dict(one.about).get("charonia.processor_use") for one in reports] == [use.text(), None]
 
 
 def test_the_traced_ones_of_a_batch() -> None:

@@ -1,0 +1,99 @@
+"""How many processors the recorded run had, and what used them: what executors said of that (`ProcessorUse`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from charonia.facts.processor_use import ProcessorUse
+
+Said = tuple[str, ProcessorUse]
+"""The executor, and what it said."""
+
+_MIN_NS = 1_000_000_000
+_MIN_BATCHES = 8
+"""An executor that said something for a shorter time, or of fewer batches, tells nothing."""
+_LEAST_LEFT = 0.25
+"""However much others use, so much of the processors is left: the system shares them between all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorShares:
+    """A machine with `processors`. Processes that are not the server's keep `others` of them busy. An execution uses
+    `share` of one while it runs, above 1 with several threads; all else of the server `batch_ns` of one for each batch.
+    Executors say that a batch runs for `run_ns` on average; 0 where that is not known.
+    """
+
+    host: str
+    processors: float
+    others: float = 0.0
+    share: float = 1.0
+    batch_ns: float = 0.0
+    run_ns: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """How many processors the server has."""
+        return max(self.processors - self.others, self.processors * _LEAST_LEFT)
+
+
+@dataclass(slots=True)
+class _Rates:
+    """What one executor's first and last say tell, by second or by ns."""
+
+    first: ProcessorUse
+    last: ProcessorUse
+
+    @property
+    def ns(self) -> int:
+        return self.last.at_ns - self.first.at_ns
+
+    @property
+    def batches(self) -> int:
+        return self.last.batches - self.first.batches
+
+    def of(self, name: str) -> float:
+        used: int = getattr(self.last, name) - getattr(self.first, name)
+        return max(0, used) / self.ns
+
+
+def shares_of(said: Iterable[Said]) -> tuple[ProcessorShares, ...]:
+    """By machine, in the order of their names; none where too little was said. Amounts are of all models together."""
+    by_executor: dict[str, list[ProcessorUse]] = {}
+    for executor, use in said:
+        by_executor.setdefault(executor, []).append(use)
+    by_host: dict[str, list[_Rates]] = {}
+    for uses in by_executor.values():
+        uses.sort(key=lambda use: use.at_ns)
+        rates = _Rates(uses[0], uses[-1])
+        if rates.ns >= _MIN_NS and rates.batches >= _MIN_BATCHES:
+            by_host.setdefault(rates.last.host, []).append(rates)
+    return tuple(_host(host, executors) for host, executors in sorted(by_host.items()))
+
+
+def _host(host: str, executors: Sequence[_Rates]) -> ProcessorShares:
+    longest = max(executors, key=lambda one: one.ns)
+    servers: dict[int, _Rates] = {}
+    for one in executors:  # those of one server all say what it used
+        if one.last.tree not in servers or one.ns > servers[one.last.tree].ns:
+            servers[one.last.tree] = one
+    server = sum(one.of("server_ns") for one in servers.values())
+    instances = sum(one.of("instances_ns") for one in executors)
+    ran = sum(one.of("ran_ns") for one in executors)
+    batches = sum(one.of("batches") for one in executors)
+    return ProcessorShares(
+        host,
+        longest.last.processors,
+        others=max(0.0, longest.of("busy_ns") - server),
+        share=instances / ran if ran else 0.0,
+        batch_ns=max(0.0, server - instances) / batches,
+        run_ns=ran / batches,
+    )
+
+
+def shares_text(shares: ProcessorShares) -> str:
+    """In one line."""
+    return (
+        f"{shares.processors:g} processors of {shares.host}, of which others used {shares.others:.2f}; an execution "
+        f"uses {shares.share:.2f} of one, the rest of the server {shares.batch_ns / 1e6:.2f} ms a batch"
+    )

@@ -1,0 +1,71 @@
+"""From what executors said of their processors to what is left for instances, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from charonia.facts.processor_use import ProcessorUse
+from charonia.simulation.processor_shares import ProcessorShares, Said, shares_of
+
+S = 1_000_000_000
+MS = 1_000_000
+
+
+def said(
+    executor: str = "e-1", host: str = "a", processors: float = 4.0, tree: int = 1, seconds: float = 10.0,
+    busy: float = 0.0, server: float = 0.0, instances: float = 0.0, ran: float = 0.0, batches: int = 100,
+) -> list[Said]:  # fmt: skip
+    """What an executor said twice, so many seconds apart; all amounts are seconds, those before the first are left."""
+    first = ProcessorUse(host, processors, tree, 7 * S, 3 * S, 2 * S, 1 * S, 5 * S, 1000)
+    last = ProcessorUse(
+        host, processors, tree, round((7 + seconds) * S), round((3 + busy) * S), round((2 + server) * S),
+        round((1 + instances) * S), round((5 + ran) * S), 1000 + batches,
+    )  # fmt: skip
+    return [(executor, first), (executor, last)]
+
+
+ALONE = said(busy=6.0, server=5.0, instances=4.0, ran=5.0)
+TWO = [
+    *said("e-1", busy=6.0, server=5.0, instances=2.0, ran=2.0),
+    *said("e-2", busy=6.0, server=5.0, instances=1.0, ran=2.0, batches=50),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # 0.1 of 4 cores are others'; 4 s of the 5 that it ran; 1 s for 100 batches
+        (ALONE, [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS)]),
+        # in any order, and what lies between does not count
+        ([ALONE[1], ("e-1", ProcessorUse("a", 4.0, 1, 9 * S, 3 * S, 2 * S, 1 * S, 5 * S, 1001)), ALONE[0]],
+         [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS)]),
+        # both say what the one server used: 3 s of 5 are instances', 2 s for 150 batches
+        (TWO, [ProcessorShares("a", 4.0, 0.1, 0.75, 2 / 150 * S)]),
+        # executors that were started apart are a server each
+        ([*said("e-1", busy=6.0, server=2.5, instances=2.0, ran=2.0),
+          *said("e-2", tree=2, busy=6.0, server=2.5, instances=1.0, ran=2.0, batches=50)],
+         [ProcessorShares("a", 4.0, 0.1, 0.75, 2 / 150 * S)]),
+        # by the second, whoever spoke for how long
+        ([*said("e-1", busy=6.0, server=5.0, instances=2.0, ran=2.0),
+          *said("e-2", seconds=5.0, busy=3.0, server=2.5, instances=0.5, ran=1.0, batches=25)],
+         [ProcessorShares("a", 4.0, 0.1, 0.75, 2 / 150 * S)]),
+        # two machines
+        ([*said("e-2", "b", 2.0, server=1.0, instances=1.0, ran=0.5), *ALONE],
+         [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS), ProcessorShares("b", 2.0, 0.0, 2.0, 0.0)]),
+        # a device computes, the processors wait
+        (said(busy=1.0, server=1.0), [ProcessorShares("a", 4.0, 0.0, 0.0, 10 * MS)]),
+        # too short, too few batches, once, never
+        (said(seconds=0.9), []), (said(batches=7), []), (ALONE[:1], []), ([], []),
+    ],
+)  # fmt: skip
+def test_what_was_said_of_the_processors(given: list[Said], expected: list[ProcessorShares]) -> None:
+    found = shares_of(given)
+    assert [(one.host, one.processors) for one in found] == [(one.host, one.processors) for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert (one.others, one.share) == pytest.approx((other.others, other.share), abs=1e-6)
+        assert one.batch_ns == pytest.approx(other.batch_ns, abs=1e-2)
+
+
+@pytest.mark.parametrize(("others", "left"), [(0.0, 4.0), (1.5, 2.5), (3.5, 1.0), (40.0, 1.0)])
+def test_however_busy_others_are_something_is_left(others: float, left: float) -> None:
+    assert ProcessorShares("a", 4.0, others).left == left
