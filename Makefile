@@ -126,7 +126,7 @@ quick: $(VENV)/.tested        # beside lint, types and contracts, because these 
 	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
 
 test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
-	$(BIN)/python -m pytest tests/backends
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/backends -n 2 $(BY_FILE) --durations=15
 
 test-tensorflow: $(VENV)/.made ## install the plug-in for TensorFlow (1.3 GB) in a venv of its own, and test it
 	$(PYTHON) -m venv $(VENV)/tensorflow

@@ -20,6 +20,7 @@ import xgboost
 from backend_calls import instance_of, signature_of
 from e2e_server import serving
 from sklearn import datasets, ensemble
+from threadpoolctl import threadpool_limits
 from tritonclient import http as client
 from tritonclient.utils import InferenceServerException
 
@@ -74,7 +75,7 @@ def table(name: str) -> tuple[Array, Array]:
 def of_xgboost(name: str, suffix: str = "ubj", rounds: int = 50, **parameters: Any) -> Trained:
     rows, labels = table(name)
     matrix = xgboost.DMatrix(rows, labels)
-    booster = xgboost.train({"max_depth": 5, "nthread": 2, **parameters}, matrix, rounds)
+    booster = xgboost.train({"max_depth": 5, "nthread": 1, **parameters}, matrix, rounds)
     answers = booster.predict(matrix)
     if parameters["objective"] == "multi:softmax":
         booster.set_param("objective", "multi:softprob")
@@ -92,7 +93,7 @@ def of_xgboost(name: str, suffix: str = "ubj", rounds: int = 50, **parameters: A
 def of_lightgbm(name: str, rounds: int = 30, **parameters: Any) -> Trained:
     rows, labels = table(name)
     booster = lightgbm.train(
-        {"verbose": -1, "num_threads": 2, **parameters}, lightgbm.Dataset(rows.astype(np.float64), labels), rounds
+        {"verbose": -1, "num_threads": 1, **parameters}, lightgbm.Dataset(rows.astype(np.float64), labels), rounds
     )
     answers, contributions = booster.predict(rows), booster.predict(rows, pred_contrib=True)
     return Trained(
@@ -104,7 +105,8 @@ def of_sklearn(name: str, made: Any) -> Trained:
     rows, labels = table(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made.fit(rows, labels)
+        with threadpool_limits(1):  # threads of OpenMP spin for each other: minutes on a busy machine
+            made.fit(rows, labels)
         content = treelite.sklearn.import_model(made).serialize_bytes()
     if hasattr(made, "predict_proba"):
         answers = made.predict_proba(rows)
