@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import httptools
@@ -20,7 +20,7 @@ from charonia.offload.handed_memory import handed_memory
 
 from .binary_bodies import PAST_PARSER_BYTES, BinaryBody, BinaryBodyReader, size_of
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
-from .codec.error_replies import JSON_CONTENT_TYPE, error_body
+from .codec.error_replies import INTERNAL, JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
 from .codec.response_codec import response_head
 from .exchanges import MAX_WAITING as MAX_WAITING
@@ -35,6 +35,7 @@ MAX_CHUNKS = 65_536
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 65_536
 
+_NOT_HTTP = "Invalid HTTP request received."
 _LONG_HEADERS = f"request headers exceed {MAX_HEADER_BYTES} bytes"
 
 HEADERS_TIMEOUT_S = 10
@@ -229,7 +230,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             try:
                 self._read_fully(whole + held)
             except Exception:
-                self.transport.close()  # the request is no longer in the lane, so only this tells the client
+                self._write_refusal(500, INTERNAL)  # the request is no longer in the lane, which could answer it
                 raise
             self.flow.resume_reading()
 
@@ -276,9 +277,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data, upgrade)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
             if self._latest is not None or self._parser.get_method() != b"PRI" or not self._becomes_http2(data):
-                self._refuse_broken()
+                self._refuse_broken(error)
 
     def _becomes_http2(self, data: bytes) -> bool:
         """Switch to HTTP/2 if `data`, at which the parser stopped, completes the preface. Returns whether it did."""
@@ -314,8 +315,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as another:
                 upgrade = another
-            except httptools.HttpParserError:
-                self._refuse_broken()
+            except httptools.HttpParserError as error:
+                self._refuse_broken(error)
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -368,7 +369,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:
             state[RAW_HEADERS] = self._raw_headers
-        path, raw_path, query = _TARGETS.get(self._url) or split_target(self._url)
+        path, raw_path, query = _TARGETS.get(self._url) or self._split_target()
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -386,6 +387,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
         }
         self.pipeline.add(exchange, scope)
 
+    def _split_target(self) -> tuple[str, bytes, bytes]:
+        try:
+            return split_target(self._url)
+        except (httptools.HttpParserError, ValueError, AttributeError):
+            self._refuse(400, _NOT_HTTP)
+
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
@@ -399,7 +406,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if len(headers) == len(self._headers):
             return False
         if self._coding.rpartition(b",")[2].strip().lower() != b"chunked":
-            self._refuse(400, "Invalid HTTP request received.")
+            self._refuse(400, _NOT_HTTP)
         self._headers = headers
         return True
 
@@ -484,14 +491,19 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str) -> NoReturn:
         """Stop parsing; called from a callback of the parser."""
         self._refusal = (status, message)
         raise ValueError(message)
 
-    def _refuse_broken(self) -> None:
-        status, message = self._refusal or (400, "Invalid HTTP request received.")
-        logger.warning("refused a request: %s", message)
+    def _refuse_broken(self, error: httptools.HttpParserError) -> None:
+        """Refuse what the parser has stopped at. If a callback of ours has failed, the fault is not the client's."""
+        status, message = self._refusal or (400, _NOT_HTTP)
+        if self._refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+            status, message = 500, INTERNAL
+            logger.error("a request cannot be read", exc_info=error.__context__ or error)
+        else:
+            logger.warning("refused a request: %s", message)
         self._write_refusal(status, message)
 
     def _write_refusal(self, status: int, message: str) -> None:
