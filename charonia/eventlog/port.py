@@ -377,6 +377,9 @@ class Jobs(Protocol):
     async def job(self, model: str, job_id: bytes) -> JobRecord | None:
         """A job with its events, without its result. Raises `InternalError` for a record that cannot be read."""
 
+    async def jobs_of_keys(self, model: str, key_digests: Sequence[bytes]) -> list[bytes | None]:
+        """The id of the job that each idempotency key stands for (`NewJob.key`); None for a key of no job."""
+
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         """The response record of an ended job; None when there is none (any more)."""
 

@@ -3,8 +3,9 @@
 A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
 gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
 idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
-one counts. Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next
-gateway that drives the batch.
+one counts. If the batch is to stop, the next gateway finds the jobs of the lost one by these keys, and cancels them.
+Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next gateway that
+drives the batch.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -81,6 +82,9 @@ class LineCalls(Protocol):
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         """What became of a line. Raises `Cancelled` when `run` is to stop first."""
+
+    async def cancel(self, run: BatchRun, line: BatchLine) -> None:
+        """Cancel the jobs of a line that another gateway has asked for. Raises `CharoniaError` without the log."""
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """Delete jobs, those that are there. One that cannot be deleted stays until its retention."""
@@ -226,6 +230,8 @@ class BatchRuns:
             if file is not None and len(run.done) < run.counts.total:
                 await self._run_lines(run, file)
             await deleting
+            if file is not None and run.stop and not run.lost:
+                await self._cancel_left(run, file)
         finally:
             for task in (watching, deleting):
                 task.cancel()
@@ -363,6 +369,23 @@ class BatchRuns:
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
                 await self._handler.jobs.cancel(job_id, run.caller)
+
+    async def _cancel_left(self, run: BatchRun, file: FileRecord) -> None:
+        """Cancel the jobs that another gateway has left. Lines are asked for in their order and so many at a time, so
+        those under way are the first ones without a result.
+        """
+        checked, left = Validation(run.state.endpoint), MAX_IN_FLIGHT
+        try:
+            async for text in self._read(file):
+                line = checked.check(text)
+                if line is None or line.number in run.done:
+                    continue
+                await self._lines.cancel(run, line)
+                left -= 1
+                if not left:
+                    return
+        except ApiError as error:
+            run.missing = error.message
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

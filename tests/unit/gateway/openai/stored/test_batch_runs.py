@@ -36,6 +36,7 @@ class Lines:
         self.asked_to_delete: list[str] = []
         self.deletes = asyncio.Event()
         self.deleted: list[str] = []
+        self.cancelled: list[int] = []
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         self.ran.append(line.number)
@@ -53,6 +54,9 @@ class Lines:
             return LineResult(line.number, line.custom_id, status, {}, usage=(2, 3), unstored=self.unstored)
         finally:
             self._now -= 1
+
+    async def cancel(self, run: BatchRun, line: BatchLine) -> None:
+        self.cancelled.append(line.number)
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         self.asked_to_delete.extend(job_ids)
@@ -262,6 +266,23 @@ async def test_a_gateway_that_stops_gives_its_batches_back(world: World) -> None
     await world.gateway("two", quick)  # the first one's lease has not ended
     assert (await world.ended(batch_id)).counts.completed == 50
     assert not set(quick.ran) & set(range(1, 11))
+
+
+async def test_the_jobs_that_another_gateway_left_are_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the lines that were under way: in their order, the first ones without a result."""
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    left, next_one = Lines(held=3), Lines()
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", left)
+    await world.done(batch_id, 3)
+    while len(left.ran) < 7:
+        await asyncio.sleep(0.001)
+    await one.close()
+    await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    await world.gateway("two", next_one)
+    assert (await world.ended(batch_id)).outcome == "cancelled"
+    assert next_one.ran == []
+    assert next_one.cancelled == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "expired"])

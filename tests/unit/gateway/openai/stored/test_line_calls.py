@@ -433,3 +433,78 @@ async def test_a_response_whose_model_has_another_interface_meanwhile(gains: boo
         lines, _, run = responses_of(handler, *names)
         assert (await lines.run(run, RESPONSE)).status == 200
     assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:0:parts:line"]
+
+
+# -- what another gateway has left -------------------------------------------------------------------------------------
+
+
+class _Left:
+    """Jobs of models, by key, of which some were forgotten a moment ago."""
+
+    def __init__(self, jobs: dict[str, dict[str, str]], *forgotten: str) -> None:
+        self.jobs = self.queries = self
+        self._jobs = jobs
+        self._forgotten = forgotten
+        self.cancelled: list[str] = []
+
+    async def models(self) -> list[str]:
+        return list(self._jobs)
+
+    async def of_keys(self, model: str, keys: list[str], caller: Caller) -> list[str]:
+        return [self._jobs[model][key] for key in keys if key in self._jobs[model]]
+
+    async def cancel(self, job_id: str, caller: Caller) -> None:
+        if job_id in self._forgotten:
+            raise NotFound("job not found")
+        self.cancelled.append(job_id)
+
+
+class _Models:
+    """Serves the model `m` alone."""
+
+    def find(self, name: str) -> Any:
+        if name != "m":
+            raise ApiError("no such model", status=404, code="model_not_found")
+        return SimpleNamespace(served=SimpleNamespace(model="m"))
+
+
+def left(jobs: dict[str, dict[str, str]], *forgotten: str) -> tuple[ModelLines, _Left]:
+    handler: Any = _Left(jobs, *forgotten)
+    texts: Any = SimpleNamespace(models=_Models())
+    nothing: Any = None
+    return ModelLines(handler, texts, nothing, nothing), handler
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}
+
+
+async def test_jobs_are_found_by_their_keys_and_cancelled() -> None:
+    jobs = {"batch_1:3:0:parts:line": "a", "batch_1:3:0:line": "b", "batch_1:3:1:line": "c", "batch_1:4:0:line": "d"}
+    lines, handler = left({"m": jobs, "other": {"batch_1:3:0:line": "e"}}, "b")
+    await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
+    assert sorted(handler.cancelled) == ["a", "c"]
+
+
+async def test_jobs_of_a_model_that_is_not_served_are_found_too() -> None:
+    lines, handler = left({"other": {"batch_1:3:0:line": "e"}, "another": {"batch_1:3:1:line": "f"}})
+    await lines.cancel(run_of(), BatchLine(3, "id", {**CHAT, "model": "gone"}))
+    assert sorted(handler.cancelled) == ["e", "f"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"), [("/v1/chat/completions", {**CHAT, "n": -1}), ("/v1/embeddings", {"model": "m"})]
+)
+async def test_a_line_that_is_no_job_has_none_to_cancel(endpoint: str, body: dict[str, Any]) -> None:
+    lines, handler = left({"m": {"batch_1:3:0:line": "a"}})
+    run = run_of()
+    run.state.endpoint = endpoint
+    await lines.cancel(run, BatchLine(3, "id", body))
+    assert handler.cancelled == []
+
+
+async def test_each_text_of_a_completion_is_a_job() -> None:
+    lines, handler = left({"m": {f"batch_1:3:{index}:line": str(index) for index in range(6)}})
+    run = run_of()
+    run.state.endpoint = "/v1/completions"
+    await lines.cancel(run, BatchLine(3, "id", {"model": "m", "prompt": ["x", "y"], "n": 2}))
+    assert handler.cancelled == ["0", "1", "2", "3"]
