@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -46,6 +47,8 @@ from .response_routes import PREFIX, StoredResponses
 
 _PATIENCE_S = 60.0
 """How long a batch waits for its model: a server that starts again loads its models first."""
+_GRACE_S = 60
+"""From the end of a batch's window to the deadline of its lines: before it a gateway ends them, with the reason."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _WAIT_S = 30.0
 _INTERVAL = 32
@@ -174,7 +177,8 @@ class ModelLines:
         """The answer of a call that is no job. Raises `Cancelled` when the run stops: it may wait for ever, as where
         the model's queue is paused.
         """
-        call = asyncio.ensure_future(self._embeddings.document(body, run.caller))
+        adjust = partial(_as_of_a_line, run)
+        call = asyncio.ensure_future(self._embeddings.document(body, run.caller, adjust=adjust))
         run.calls.add(call)
         try:
             return await call
@@ -209,7 +213,7 @@ class ModelLines:
     async def _job(
         self, run: BatchRun, line: BatchLine, index: int, request: InferenceRequest, jobs: list[str]
     ) -> Sequence[InferenceResponse]:
-        request.priority = LOWEST_PRIORITY
+        _as_of_a_line(run, request)
         whole = replace(request, inputs=list(request.inputs))
         if _in_parts(request):
             try:
@@ -261,9 +265,10 @@ class ModelLines:
     ) -> str:
         """The id of the job of a response, once it has ended. Raises as `_result`."""
         prepared = await self._responses.prepare(request, run.caller)
+        _as_of_a_line(run, prepared.requests[0])
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
-        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_PRIORITY)
+        job_id, _ = await self._responses.submit(request, prepared, options)
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
             jobs.append(job_id)  # each try of the line finds the same job
@@ -300,6 +305,14 @@ def _is_cancelled() -> bool:
     """Whether the present task is to end, and not only something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _as_of_a_line(run: BatchRun, request: InferenceRequest) -> None:
+    """Give a request what all of lines have: the lowest priority level, and a deadline, so that none outlives its batch
+    where no gateway drives that, as in a queue that is paused.
+    """
+    request.priority = LOWEST_PRIORITY
+    request.deadline_ns = (run.state.expires_s + _GRACE_S) * 1_000_000_000
 
 
 def _is_unstored(run: BatchRun, line: BatchLine) -> bool:

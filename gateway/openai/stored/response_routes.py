@@ -174,7 +174,7 @@ class StoredResponses:
         return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller)
 
     async def submit(
-        self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
+        self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions
     ) -> tuple[str, bool]:
         """Make the job of a stored response: the job's id, and whether it is new. Raises as `Handler.submit_job`."""
         note = await self._handler.offload.in_thread(0, request.note)
@@ -184,10 +184,8 @@ class StoredResponses:
         else:
             blob_id = form[NOTE_BLOB] = "openai-" + secrets.token_hex(16)
             await self._log.put_blob(blob_id, note, _BLOB_KEPT_S)
-        inference = prepared.requests[0]
-        inference.priority = priority or inference.priority
         try:
-            receipt = await self._handler.submit_job(inference, replace(options, form=form))
+            receipt = await self._handler.submit_job(prepared.requests[0], replace(options, form=form))
         except CharoniaError as error:
             if not isinstance(error, Unavailable):  # then the job may exist
                 await self._forget(form)

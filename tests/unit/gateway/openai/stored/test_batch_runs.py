@@ -385,7 +385,7 @@ async def test_lines_that_are_no_jobs_stop_too(world: World, outcome: str, monke
     class Paused:
         asked = ended = 0
 
-        async def document(self, body: dict[str, Any], caller: Any) -> dict[str, Any]:
+        async def document(self, body: dict[str, Any], caller: Any, adjust: Any) -> dict[str, Any]:
             self.asked += 1
             if self.asked == 1:
                 return {"usage": {"prompt_tokens": 1}}
