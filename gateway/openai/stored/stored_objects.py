@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import orjson
 
 from charonia import keys
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, Unavailable
 from charonia.eventlog.port import START, Blobs, Leases, Notes, Streams
 from gateway.openai.shapes.api_errors import ApiError
 
@@ -34,6 +35,9 @@ MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 WINDOW_S = 86_400
 FINALIZING_S = 3600
 """How long the input of a batch is kept after its window: then the lines without an answer are written from it."""
+_DECIDED_S, _ENDING_S = 30, 60
+"""An upload becomes a file this long after its entry at the latest, and counts so long. The difference is for writing
+it, and for clocks that do not run alike."""
 _PAGE = 500
 _RESULTS_PAGE = 32
 """Results read at a time: one may have a megabyte."""
@@ -86,7 +90,7 @@ class FileWriter:
     def __init__(self, log: ObjectLog, file_id: str, kept_s: int) -> None:
         self._log = log
         self._held = bytearray()
-        self._id = file_id
+        self.id = file_id
         self.kept_s = kept_s
         self.size_bytes = self.chunks = 0
 
@@ -99,24 +103,28 @@ class FileWriter:
             await self._put(chunk)
 
     async def _put(self, chunk: bytes) -> None:
-        await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self.kept_s)
+        await self._log.put_blob(_chunk(self.id, self.chunks), chunk, self.kept_s)
         self.chunks += 1
 
-    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
-        """Make the file visible."""
+    async def flush(self) -> None:
+        """Write the rest of the content."""
         if self._held:
             await self._put(bytes(self._held))
             self._held.clear()
+
+    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make the file visible."""
+        await self.flush()
         created_s = now_s()
         expires_s = created_s + self.kept_s
-        record = FileRecord(self._id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
-        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), self.kept_s)
-        await self._log.set_times(keys.stored_files(tenant), {self._id.encode(): wall_ns() // 1000})
+        record = FileRecord(self.id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
+        await self._log.put_note(keys.stored_file(self.id), orjson.dumps(asdict(record)), self.kept_s)
+        await self._log.set_times(keys.stored_files(tenant), {self.id.encode(): wall_ns() // 1000})
         return record
 
     async def abandon(self) -> None:
         """Delete what was written."""
-        await self._log.delete_keys([keys.blob(_chunk(self._id, number)) for number in range(self.chunks)])
+        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks)])
 
 
 class StoredFiles:
@@ -171,15 +179,47 @@ class StoredFiles:
                 del self._reserved[tenant]
 
     async def end_upload(self, writer: FileWriter, tenant: str, filename: str, purpose: str) -> FileRecord:
-        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it:
-        other gateways take uploads, too.
+        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it.
+
+        Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
         """
-        record = await writer.end(tenant, filename, purpose)
-        files = await self.of_tenant(tenant)  # with the new one, so that of two gateways one sees both files at least
-        if len(files) > MAX_FILES or sum(one.size_bytes for one in files) > MAX_TENANT_BYTES:
-            await self.delete(record)
-            raise _full(len(files) - 1, 0)
-        return record
+        await writer.flush()
+        stream = keys.ending_files(tenant)
+        began_ns = monotonic_ns()
+        entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+        try:
+            count = await self._count_before(tenant, entry_id, writer.size_bytes)
+            if count is None:
+                if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
+                    raise Unavailable("the upload could not be stored: the log was too slow, try again")
+                return await writer.end(tenant, filename, purpose)
+        finally:
+            with contextlib.suppress(CharoniaError):
+                await self._log.delete_entries(stream, [entry_id])
+        await writer.abandon()
+        raise _full(count, 0)
+
+    async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int) -> int | None:
+        """How many files a tenant has before an upload that does not fit; None for one that fits.
+
+        An upload whose entry is in the stream and that is not a file yet counts if it fits itself behind those before
+        it. Its own gateway decides the same: it sees the same entries before it.
+        """
+        stream = keys.ending_files(tenant)
+        entries = await self._log.range(stream, START, _ALL)
+        files = {record.id: record.size_bytes for record in await self.of_tenant(tenant)}  # after the entries
+        count, total = len(files), sum(files.values())
+        gone: list[bytes] = []
+        for entry in entries:
+            if entry.id == entry_id:
+                break
+            if _time_ms(entry_id) - _time_ms(entry.id) > _ENDING_S * 1000:
+                gone.append(entry.id)  # its gateway has died
+            elif bytes(entry.fields[1]).decode() not in files and _fits(count + 1, total + int(entry.fields[3])):
+                count, total = count + 1, total + int(entry.fields[3])
+        if gone:
+            await self._log.delete_entries(stream, gone)
+        return None if _fits(count + 1, total + size_bytes) else count
 
     async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
@@ -204,6 +244,16 @@ class StoredFiles:
         chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
         await self._log.delete_keys([keys.stored_file(record.id), *chunks])
         await self._log.drop_times(keys.stored_files(record.tenant), [record.id.encode()])
+
+
+def _fits(files: int, size_bytes: int) -> bool:
+    """Whether a tenant may have so much."""
+    return files <= MAX_FILES and size_bytes <= MAX_TENANT_BYTES
+
+
+def _time_ms(entry_id: bytes) -> int:
+    """When the log took an entry, by its own clock."""
+    return int(entry_id.partition(b"-")[0])
 
 
 def _full(files: int, uploads: int) -> ApiError:
