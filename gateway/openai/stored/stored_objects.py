@@ -159,13 +159,16 @@ class StoredFiles:
         return [record for record in records if record is not None]
 
     @contextlib.asynccontextmanager
-    async def capacity(self, tenant: str, size_bytes: int | None = None) -> AsyncGenerator[int]:
+    async def capacity(
+        self, tenant: str, size_bytes: int | None = None, *, beside_bytes: int = 0
+    ) -> AsyncGenerator[int]:
         """How many bytes an upload of a tenant may have. They are reserved in this gateway meanwhile, or as many as the
-        upload says that it has. Raises a 429 `ApiError` when the tenant has too many files.
+        upload says that it has. `beside_bytes` are the results of the tenant's batches. Raises a 429 `ApiError` when
+        the tenant has too many files.
         """
         files = await self.of_tenant(tenant)
         reserved = self._reserved.get(tenant, [])
-        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved)
+        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved) - beside_bytes
         if len(files) + len(reserved) >= MAX_FILES or left <= 0:
             raise _full(len(files), len(reserved))
         limit = min(left, MAX_FILE_BYTES)
@@ -178,7 +181,9 @@ class StoredFiles:
             if not reserved:
                 del self._reserved[tenant]
 
-    async def end_upload(self, writer: FileWriter, tenant: str, filename: str, purpose: str) -> FileRecord:
+    async def end_upload(
+        self, writer: FileWriter, tenant: str, filename: str, purpose: str, *, beside_bytes: int = 0
+    ) -> FileRecord:
         """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it.
 
         Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
@@ -188,7 +193,7 @@ class StoredFiles:
         began_ns = monotonic_ns()
         entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
         try:
-            count = await self._count_before(tenant, entry_id, writer.size_bytes)
+            count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
             if count is None:
                 if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
                     raise Unavailable("the upload could not be stored: the log was too slow, try again")
@@ -199,7 +204,7 @@ class StoredFiles:
         await writer.abandon()
         raise _full(count, 0)
 
-    async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int) -> int | None:
+    async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int, beside_bytes: int) -> int | None:
         """How many files a tenant has before an upload that does not fit; None for one that fits.
 
         An upload whose entry is in the stream and that is not a file yet counts if it fits itself behind those before
@@ -208,7 +213,7 @@ class StoredFiles:
         stream = keys.ending_files(tenant)
         entries = await self._log.range(stream, START, _ALL)
         files = {record.id: record.size_bytes for record in await self.of_tenant(tenant)}  # after the entries
-        count, total = len(files), sum(files.values())
+        count, total = len(files), sum(files.values()) + beside_bytes
         gone: list[bytes] = []
         for entry in entries:
             if entry.id == entry_id:
@@ -220,6 +225,20 @@ class StoredFiles:
         if gone:
             await self._log.delete_entries(stream, gone)
         return None if _fits(count + 1, total + size_bytes) else count
+
+    async def check_batch(self, tenant: str, batches: int, result_bytes: int) -> None:
+        """Raises a 429 `ApiError` if there is no space for the output of one more batch of a tenant.
+
+        It has so many that have not ended, with results of so many bytes; each may write two files.
+        """
+        files = await self.of_tenant(tenant)
+        total = sum(record.size_bytes for record in files) + result_bytes
+        if not _fits(len(files) + 2 * (batches + 1), total + 1):
+            raise _full(len(files), 0)
+
+    async def left_bytes(self, tenant: str) -> int:
+        """What a tenant may store beside its files; negative if it has more than it may."""
+        return MAX_TENANT_BYTES - sum(record.size_bytes for record in await self.of_tenant(tenant))
 
     async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
@@ -306,6 +325,12 @@ class StoredBatches:
         active = set(await self.active())
         states = [await self.state(batch_id) for batch_id in await self.of_tenant(tenant) if batch_id in active]
         return [state for state in states if state.exists and not state.outcome]
+
+    async def result_bytes(self, tenant: str, but: str = "") -> int:
+        """The bytes of the results of a tenant's batches that have not ended, as of a moment ago, without one batch."""
+        active = set(await self.active())
+        found = [batch_id for batch_id in await self.of_tenant(tenant) if batch_id in active and batch_id != but]
+        return sum(counts.result_bytes for counts in await self.progress(found) if counts is not None)
 
     async def forget(self, tenant: str, batch_ids: Sequence[str]) -> None:
         await self._log.drop_times(keys.stored_batches(tenant), [name.encode() for name in batch_ids])
