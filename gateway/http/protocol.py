@@ -30,7 +30,8 @@ from .http_lane import HttpCall, HttpSignature
 from .lingering import Lingering
 
 MAX_CHUNKS = 65_536
-"""Chunks of one body (H24)."""
+"""Chunks of one body (H24), and one more for each `CHUNK_BYTES` that have come: libraries choose the size of chunks."""
+CHUNK_BYTES = 1024
 
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 65_536
@@ -113,7 +114,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """The request asks for another protocol."""
         self._coding = b""
         """The last Transfer-Encoding."""
-        self._header_bytes = self._body_bytes = self._chunks = 0
+        self._header_bytes = self._body_bytes = self._chunks = self._chunked_bytes = 0
         self._piece_bytes = 0
         """Size of the data being read; headers that arrive in one piece are measured when they are complete."""
         self._stalled_s = 0.0
@@ -357,7 +358,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         two_framings = bool(self._coding) and self._drop_length()
         self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
-        self._chunks = self._body_bytes = 0
+        self._chunks = self._chunked_bytes = self._body_bytes = 0
         version: str = parser.get_http_version()
         exchange = self._latest = Exchange(
             self,
@@ -411,6 +412,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return True
 
     def on_body(self, body: bytes) -> None:
+        if self._chunks:
+            self._chunked_bytes += len(body)
         if self._large is not None:
             self._large.take(body)
         elif self._latest is not None:
@@ -418,7 +421,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
-        if self._chunks > MAX_CHUNKS:
+        if self._chunks > MAX_CHUNKS + self._chunked_bytes // CHUNK_BYTES:
             self._refuse(400, f"request body has more than {MAX_CHUNKS} chunks")
 
     def on_message_complete(self) -> None:

@@ -33,6 +33,7 @@ from gateway.http.exchanges import checked_header
 from gateway.http.protocol import (
     BODY_MIN_BYTES,
     BODY_STALL_S,
+    CHUNK_BYTES,
     MAX_CHUNKS,
     MAX_HEADERS,
     TOO_SLOW,
@@ -45,8 +46,6 @@ from .request_headers import RequestHeaders, response_frames
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NO_MESSAGES = Assembler("identity", 0)
 """Bodies are not divided into messages, as gRPC's are."""
-_FREE_BYTES = 1024
-"""For each so many bytes of a body one more DATA frame is allowed: libraries choose the size of frames, most 16 KiB."""
 _TOO_MUCH = "request bodies that have not come whole take too much memory"
 
 logger = logging.getLogger("charonia.gateway.http")
@@ -154,7 +153,7 @@ class Requests(Calls):
         stream.pieces += 1
         stream.held_bytes += size
         self._serving.held_bytes += size
-        if stream.pieces > MAX_CHUNKS + stream.came_bytes // _FREE_BYTES:
+        if stream.pieces > MAX_CHUNKS + stream.came_bytes // CHUNK_BYTES:
             self._refuse(stream, 400, f"request body has more than {MAX_CHUNKS} chunks")
         elif self._serving.held_bytes > self._serving.max_held_bytes:
             self._refuse(stream, 429, _TOO_MUCH)
