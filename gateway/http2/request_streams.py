@@ -46,6 +46,7 @@ from .request_headers import RequestHeaders, response_frames
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NO_MESSAGES = Assembler("identity", 0)
 """Bodies are not divided into messages, as gRPC's are."""
+_OTHER_LENGTH = "the body is not as long as was said"
 _TOO_MUCH = "request bodies that have not come whole take too much memory"
 
 logger = logging.getLogger("charonia.gateway.http")
@@ -147,8 +148,10 @@ class Requests(Calls):
         if stream.tail is not None:
             return  # it is refused
         size = len(payload)
-        stream.body += payload
         stream.came_bytes += size
+        if stream.request.length is not None and stream.came_bytes > stream.request.length:
+            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, _OTHER_LENGTH)
+        stream.body += payload
         stream.lately_bytes += size
         stream.pieces += 1
         stream.held_bytes += size
@@ -171,7 +174,7 @@ class Requests(Calls):
     def end(self, stream: Stream) -> None:
         assert isinstance(stream, RequestStream)
         if stream.request.length is not None and stream.request.length != stream.came_bytes and stream.tail is None:
-            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, "the body is not as long as was said")
+            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, _OTHER_LENGTH)
         stream.ended = True
         self._release(stream)
         stream.arrived()
