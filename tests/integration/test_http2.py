@@ -377,9 +377,7 @@ class TestFaults:
         assert (await wire.answer(1)).reset == PROTOCOL_ERROR
         assert handler.requests == []
 
-    async def test_a_body_longer_than_was_said_is_refused_before_it_ends(
-        self, dial: Dial, handler: Any
-    ) -> None:
+    async def test_a_body_longer_than_was_said_is_refused_before_it_ends(self, dial: Dial, handler: Any) -> None:
         """What it said is what it reserves, as an upload of a file does: it may bring no more."""
         wire = await dial()
         wire.write(opened(1, "POST", INFER, ("content-length", "5"), ends=False), raw(DATA, 0, 1, bytes(5)))
