@@ -241,7 +241,7 @@ class BatchRuns:
             if file is not None and len(run.done) < run.counts.total:
                 await self._run_lines(run, file)
             await deleting
-            if file is not None and run.stop and not run.lost:
+            if file is not None and (run.stop or run.is_full) and not run.lost:
                 await self._cancel_left(run, file)
         finally:
             for task in (watching, deleting):

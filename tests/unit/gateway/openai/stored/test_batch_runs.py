@@ -269,7 +269,10 @@ async def test_a_gateway_that_stops_gives_its_batches_back(world: World) -> None
     assert not set(quick.ran) & set(range(1, 11))
 
 
-async def test_the_jobs_that_another_gateway_left_are_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_the_jobs_that_another_gateway_left_are_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
     """Those of the lines that were under way: in their order, the first ones without a result."""
     monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
     left, next_one = Lines(held=3), Lines()
@@ -279,9 +282,12 @@ async def test_the_jobs_that_another_gateway_left_are_cancelled(world: World, mo
     while len(left.ran) < 7:
         await asyncio.sleep(0.001)
     await one.close()
-    await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    if is_full:  # its tenant has no space for more results
+        monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 1)
+    else:
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
     await world.gateway("two", next_one)
-    assert (await world.ended(batch_id)).outcome == "cancelled"
+    assert (await world.ended(batch_id)).outcome == ("completed" if is_full else "cancelled")
     assert next_one.ran == []
     assert next_one.cancelled == [4, 5, 6, 7]
 
