@@ -301,7 +301,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def _ignore_upgrade(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
         """Answer a request with an Upgrade header in HTTP/1.1, as a server may (RFC 9110, section 7.8).
 
-        The parser takes the body for the other protocol and stops: it gets the headers again, without Upgrade.
+        The parser takes the body for the other protocol and stops: another one gets the headers again, without Upgrade.
+        The first one would drop them behind a request that ends the connection.
         """
         rest = memoryview(data)
         while upgrade is not None:
@@ -311,6 +312,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             version = self._parser.get_http_version().encode()
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, fields)
             upgrade = None
+            self._parser = self._new_parser()
             try:
                 self._parser.feed_data(head)
                 self._parser.feed_data(rest)

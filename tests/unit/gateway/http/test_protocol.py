@@ -117,6 +117,11 @@ async def test_a_status_without_a_name() -> None:
         (GET.replace(b"1.1", b"1.0").replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\n\r\n"), True),
         (GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), True),
         (post(b"{}", b"Connection: close", target=b"/a?quick"), True),
+        # one that asks for another protocol, too: it is answered in HTTP/1.1
+        (GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"), False),
+        (GET.replace(b"\r\n\r\n", b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"), True),
+        (post(b"{}", b"Connection: Upgrade\r\nConnection: close\r\nUpgrade: h2c", target=b"/a?quick"), True),
+        (GET.replace(b"1.1\r\n", b"1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"), True),
     ],
 )
 async def test_who_asks_for_the_end_gets_it(request_bytes: bytes, closes: bool) -> None:
