@@ -6,7 +6,7 @@ Fronts only translate: no front knows the log, and the handler knows no protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -139,6 +139,12 @@ class JobQueries(Protocol):
     """Reads jobs by their public ids. Raises `NotFound` with `delivery.JOB_NOT_FOUND` for one that is unknown,
     forgotten or not `caller`'s.
     """
+
+    async def of_keys(self, model: str, keys: Sequence[str], caller: Caller) -> list[str]:
+        """The ids of the jobs that these idempotency keys of the caller's stand for; keys of no job are left out."""
+
+    async def models(self) -> list[str]:
+        """The models that have had jobs."""
 
     async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
 

@@ -1,7 +1,7 @@
 """The log as services see it, by roles: who needs one of them is given that. Pure interface, no I/O.
 
 `Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Progress` (how far
-they are, of resumable models), `Jobs` (records and journal), `Sequences`, `Leases` (who owns what, who lives), `Notes`
+they are, of resumable models), `Jobs`, `Journals`, `Sequences`, `Leases` (who owns what, who lives), `Notes`
 (values and times by key), `Statistics` and `Blobs`.
 `EventLog` is all of them, for who opens it and for parts that give it to others.
 
@@ -378,6 +378,9 @@ class Jobs(Protocol):
     async def job(self, model: str, job_id: bytes) -> JobRecord | None:
         """A job with its events, without its result. Raises `InternalError` for a record that cannot be read."""
 
+    async def jobs_of_keys(self, model: str, key_digests: Sequence[bytes]) -> list[bytes | None]:
+        """The id of the job that each idempotency key stands for (`NewJob.key`); None for a key of no job."""
+
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         """The response record of an ended job; None when there is none (any more)."""
 
@@ -425,6 +428,10 @@ class Jobs(Protocol):
 
         Kept in the log. A record is counted as 512 bytes, its result and the texts it carries.
         """
+
+
+class Journals(Protocol):
+    """The journals of models: what is deleted of them, and the seals over what was written."""
 
     async def trim_journal(self, model: str, oldest_unfinished: bytes, *, sealed: bool = False) -> int:
         """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
@@ -570,8 +577,8 @@ class QueueLog(Streams, Work, Protocol):
     """Requests in the queues of models."""
 
 
-class JobLog(Streams, Jobs, Protocol):
-    """Jobs, and the streams in which others follow them."""
+class JobLog(Streams, Jobs, Journals, Protocol):
+    """Jobs with their journals, and the streams in which others follow them."""
 
 
 class RequestLog(QueueLog, JobLog, Protocol):
@@ -598,7 +605,9 @@ class RequestedModels(Streams, Blobs, Protocol):
     """Requests to load models, and the files that come with them."""
 
 
-class EventLog(Streams, Work, Progress, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Capacity, Protocol):
+class EventLog(
+    Streams, Work, Progress, Jobs, Journals, Sequences, Leases, Notes, Statistics, Blobs, Capacity, Protocol
+):
     """All roles. One instance per process; safe for concurrent use from one event loop."""
 
     async def open(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import httptools
@@ -20,7 +20,7 @@ from charonia.offload.handed_memory import handed_memory
 
 from .binary_bodies import PAST_PARSER_BYTES, BinaryBody, BinaryBodyReader, size_of
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
-from .codec.error_replies import JSON_CONTENT_TYPE, error_body
+from .codec.error_replies import INTERNAL, JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
 from .codec.response_codec import response_head
 from .exchanges import MAX_WAITING as MAX_WAITING
@@ -30,11 +30,13 @@ from .http_lane import HttpCall, HttpSignature
 from .lingering import Lingering
 
 MAX_CHUNKS = 65_536
-"""Chunks of one body (H24)."""
+"""Chunks of one body (H24), and one more for each `CHUNK_BYTES` that have come: libraries choose the size of chunks."""
+CHUNK_BYTES = 1024
 
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 65_536
 
+_NOT_HTTP = "Invalid HTTP request received."
 _LONG_HEADERS = f"request headers exceed {MAX_HEADER_BYTES} bytes"
 
 HEADERS_TIMEOUT_S = 10
@@ -112,7 +114,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """The request asks for another protocol."""
         self._coding = b""
         """The last Transfer-Encoding."""
-        self._header_bytes = self._body_bytes = self._chunks = 0
+        self._header_bytes = self._body_bytes = self._chunks = self._chunked_bytes = 0
         self._piece_bytes = 0
         """Size of the data being read; headers that arrive in one piece are measured when they are complete."""
         self._stalled_s = 0.0
@@ -229,7 +231,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             try:
                 self._read_fully(whole + held)
             except Exception:
-                self.transport.close()  # the request is no longer in the lane, so only this tells the client
+                self._write_refusal(500, INTERNAL)  # the request is no longer in the lane, which could answer it
                 raise
             self.flow.resume_reading()
 
@@ -276,9 +278,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data, upgrade)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
             if self._latest is not None or self._parser.get_method() != b"PRI" or not self._becomes_http2(data):
-                self._refuse_broken()
+                self._refuse_broken(error)
 
     def _becomes_http2(self, data: bytes) -> bool:
         """Switch to HTTP/2 if `data`, at which the parser stopped, completes the preface. Returns whether it did."""
@@ -299,7 +301,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def _ignore_upgrade(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
         """Answer a request with an Upgrade header in HTTP/1.1, as a server may (RFC 9110, section 7.8).
 
-        The parser takes the body for the other protocol and stops: it gets the headers again, without Upgrade.
+        The parser takes the body for the other protocol and stops: another one gets the headers again, without Upgrade.
+        The first one would drop them behind a request that ends the connection.
         """
         rest = memoryview(data)
         while upgrade is not None:
@@ -309,13 +312,14 @@ class BoundedHttpProtocol(asyncio.Protocol):
             version = self._parser.get_http_version().encode()
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, fields)
             upgrade = None
+            self._parser = self._new_parser()
             try:
                 self._parser.feed_data(head)
                 self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as another:
                 upgrade = another
-            except httptools.HttpParserError:
-                self._refuse_broken()
+            except httptools.HttpParserError as error:
+                self._refuse_broken(error)
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -356,7 +360,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         two_framings = bool(self._coding) and self._drop_length()
         self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
-        self._chunks = self._body_bytes = 0
+        self._chunks = self._chunked_bytes = self._body_bytes = 0
         version: str = parser.get_http_version()
         exchange = self._latest = Exchange(
             self,
@@ -368,7 +372,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:
             state[RAW_HEADERS] = self._raw_headers
-        path, raw_path, query = _TARGETS.get(self._url) or split_target(self._url)
+        path, raw_path, query = _TARGETS.get(self._url) or self._split_target()
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -386,6 +390,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
         }
         self.pipeline.add(exchange, scope)
 
+    def _split_target(self) -> tuple[str, bytes, bytes]:
+        try:
+            return split_target(self._url)
+        except (httptools.HttpParserError, ValueError, AttributeError):
+            self._refuse(400, _NOT_HTTP)
+
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
@@ -399,11 +409,13 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if len(headers) == len(self._headers):
             return False
         if self._coding.rpartition(b",")[2].strip().lower() != b"chunked":
-            self._refuse(400, "Invalid HTTP request received.")
+            self._refuse(400, _NOT_HTTP)
         self._headers = headers
         return True
 
     def on_body(self, body: bytes) -> None:
+        if self._chunks:
+            self._chunked_bytes += len(body)
         if self._large is not None:
             self._large.take(body)
         elif self._latest is not None:
@@ -411,7 +423,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
-        if self._chunks > MAX_CHUNKS:
+        if self._chunks > MAX_CHUNKS + self._chunked_bytes // CHUNK_BYTES:
             self._refuse(400, f"request body has more than {MAX_CHUNKS} chunks")
 
     def on_message_complete(self) -> None:
@@ -484,14 +496,19 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str) -> NoReturn:
         """Stop parsing; called from a callback of the parser."""
         self._refusal = (status, message)
         raise ValueError(message)
 
-    def _refuse_broken(self) -> None:
-        status, message = self._refusal or (400, "Invalid HTTP request received.")
-        logger.warning("refused a request: %s", message)
+    def _refuse_broken(self, error: httptools.HttpParserError) -> None:
+        """Refuse what the parser has stopped at. If a callback of ours has failed, the fault is not the client's."""
+        status, message = self._refusal or (400, _NOT_HTTP)
+        if self._refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+            status, message = 500, INTERNAL
+            logger.error("a request cannot be read", exc_info=error.__context__ or error)
+        else:
+            logger.warning("refused a request: %s", message)
         self._write_refusal(status, message)
 
     def _write_refusal(self, status: int, message: str) -> None:

@@ -33,6 +33,7 @@ from gateway.http.exchanges import checked_header
 from gateway.http.protocol import (
     BODY_MIN_BYTES,
     BODY_STALL_S,
+    CHUNK_BYTES,
     MAX_CHUNKS,
     MAX_HEADERS,
     TOO_SLOW,
@@ -45,8 +46,7 @@ from .request_headers import RequestHeaders, response_frames
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NO_MESSAGES = Assembler("identity", 0)
 """Bodies are not divided into messages, as gRPC's are."""
-_FREE_BYTES = 1024
-"""For each so many bytes of a body one more DATA frame is allowed: libraries choose the size of frames, most 16 KiB."""
+_OTHER_LENGTH = "the body is not as long as was said"
 _TOO_MUCH = "request bodies that have not come whole take too much memory"
 
 logger = logging.getLogger("charonia.gateway.http")
@@ -148,13 +148,15 @@ class Requests(Calls):
         if stream.tail is not None:
             return  # it is refused
         size = len(payload)
-        stream.body += payload
         stream.came_bytes += size
+        if stream.request.length is not None and stream.came_bytes > stream.request.length:
+            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, _OTHER_LENGTH)
+        stream.body += payload
         stream.lately_bytes += size
         stream.pieces += 1
         stream.held_bytes += size
         self._serving.held_bytes += size
-        if stream.pieces > MAX_CHUNKS + stream.came_bytes // _FREE_BYTES:
+        if stream.pieces > MAX_CHUNKS + stream.came_bytes // CHUNK_BYTES:
             self._refuse(stream, 400, f"request body has more than {MAX_CHUNKS} chunks")
         elif self._serving.held_bytes > self._serving.max_held_bytes:
             self._refuse(stream, 429, _TOO_MUCH)
@@ -172,7 +174,7 @@ class Requests(Calls):
     def end(self, stream: Stream) -> None:
         assert isinstance(stream, RequestStream)
         if stream.request.length is not None and stream.request.length != stream.came_bytes and stream.tail is None:
-            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, "the body is not as long as was said")
+            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR, _OTHER_LENGTH)
         stream.ended = True
         self._release(stream)
         stream.arrived()

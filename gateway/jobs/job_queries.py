@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from charonia import failpoints, keys
@@ -24,11 +24,13 @@ from charonia.facts.jobs import (
     JobState,
     ahead_of,
     parse_public_id,
+    public_id,
 )
 from charonia.inference import InferenceResponse, wanted_outputs
 from charonia.models.names import name_of
 from charonia.wire import ResponseRecord
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
+from gateway.requests.idempotency import key_digest
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
 from .job_streams import JobDeliveries, JobStreams
@@ -86,6 +88,16 @@ class JobQueries:
         if record is None or not visible(record, caller):
             raise NotFound(self._not_found)
         return record
+
+    async def of_keys(self, model: str, keys: Sequence[str], caller: Caller) -> list[str]:
+        """The ids of the jobs that these idempotency keys of the caller's stand for; keys of no job are left out."""
+        digests = [key_digest(caller.tenant, model, key) for key in keys]
+        found = await self._log.jobs_of_keys(model, digests)
+        return [public_id(model, job_id) for job_id in found if job_id is not None]
+
+    async def models(self) -> list[str]:
+        """The models that have had jobs."""
+        return await self._log.job_models()
 
     # -- one job ------------------------------------------------------------------------------------------------------
 

@@ -448,7 +448,7 @@ class Door:
             except Exception as error:
                 _log.exception("a request for model %r cannot be sent the full way", self.served.model)
                 failed = InternalError(f"the request cannot be sent: {type(error).__name__}: {error}")
-                if call.signature.counted_by_lane and call.is_open:
+                if call.signature.counted_by_lane and not call.gone:
                     self.counts.failures[failure_reason(failed, executed=False)] += 1
                 _fail(call, failed)
 

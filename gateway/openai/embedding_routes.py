@@ -33,6 +33,9 @@ EMBEDDING = "embedding"
 REQUEST, ANSWER, COUNT = "embedding_request", "text_output", "num_input_tokens"
 """The tensors of Triton's vLLM backend: what to embed and the embedding, both as JSON, and the tokens of the text."""
 
+Adjust = Callable[[InferenceRequest], None]
+"""Sets what a caller's body does not say of its requests, such as their priority."""
+
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -49,25 +52,29 @@ class EmbeddingEndpoint:
         self._models = models
         self._counts = counts
 
-    async def document(self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY) -> dict[str, Any]:
+    async def document(
+        self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY, adjust: Adjust | None = None
+    ) -> dict[str, Any]:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model, asked)
         refuse_adapter(model)
         if reads_requests(model):
-            return await self._by_requests(wanted, model, caller)
+            return await self._by_requests(wanted, model, caller, adjust)
         name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
         texts, tokens = await self._texts(wanted, tools)
         with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
-            vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller)
+            vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller, adjust)
         return embedding_document(wanted, vectors, tokens)
 
-    async def _by_requests(self, wanted: EmbeddingRequest, model: TextModel, caller: Caller) -> dict[str, Any]:
+    async def _by_requests(
+        self, wanted: EmbeddingRequest, model: TextModel, caller: Caller, adjust: Adjust | None
+    ) -> dict[str, Any]:
         """The answer of a model with the tensors of Triton's vLLM backend, which takes token ids and counts tokens."""
         inputs: Sequence[str | list[int]] = wanted.inputs
         with self._counts.call(EMBEDDING, model.name, caller.tenant, 0) as counted:
-            vectors, tokens = await embed_all(self._handler, model, inputs, caller, wanted.dimensions)
+            vectors, tokens = await embed_all(self._handler, model, inputs, caller, wanted.dimensions, adjust)
             counted.reported_prompts[0] = tokens
         return embedding_document(wanted, vectors, tokens)
 
@@ -129,10 +136,15 @@ def texts_to_vector(model: TextModel, inputs: Sequence[str] = ()) -> tuple[str, 
 
 
 async def ask_all(
-    handler: Handler, model: TextModel, items: Sequence[Mapping[str, str]], output: str, caller: Caller = ANYONE
+    handler: Handler,
+    model: TextModel,
+    items: Sequence[Mapping[str, str]],
+    output: str,
+    caller: Caller = ANYONE,
+    adjust: Adjust | None = None,
 ) -> list[Vector]:
     """The values of `output`, float32 [n], for each item: its texts by the names of inputs. Raises as `run_all`."""
-    return await run_all(items, lambda item: _ask(handler, model, item, output, caller))
+    return await run_all(items, lambda item: _ask(handler, model, item, output, caller, adjust))
 
 
 async def run_all(items: Sequence[Item], ask: Callable[[Item], Awaitable[Found]]) -> list[Found]:
@@ -157,13 +169,17 @@ async def run_all(items: Sequence[Item], ask: Callable[[Item], Awaitable[Found]]
         await asyncio.wait(tasks)
 
 
-async def _ask(handler: Handler, model: TextModel, item: Mapping[str, str], output: str, caller: Caller) -> Vector:
+async def _ask(
+    handler: Handler, model: TextModel, item: Mapping[str, str], output: str, caller: Caller, adjust: Adjust | None
+) -> Vector:
     interface = model.served.interface
     tensors = [
         Tensor(name, DataType.BYTES, shape_of(interface, name, 1), element(text.encode("utf-8", "replace")))
         for name, text in item.items()
     ]
     request = InferenceRequest(model.name, LATEST_VERSION, tensors, outputs=(output,), served=model.served)
+    if adjust is not None:
+        adjust(request)
     options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
     response = await handler.infer(request, options=options)
     return np.frombuffer(response.outputs[0].data, "<f4")
@@ -182,17 +198,23 @@ async def embed_all(
     items: Sequence[str | list[int]],
     caller: Caller,
     dimensions: int | None = None,
+    adjust: Adjust | None = None,
 ) -> tuple[list[Vector], int]:
     """The embedding of each text or list of token ids, float32 [n], by a model that `reads_requests`.
 
     With them the number of their tokens, 0 where the model does not count them. Raises as `run_all`.
     """
-    found = await run_all(items, lambda item: _embed(handler, model, item, dimensions, caller))
+    found = await run_all(items, lambda item: _embed(handler, model, item, dimensions, caller, adjust))
     return [vector for vector, _ in found], sum(count for _, count in found)
 
 
 async def _embed(
-    handler: Handler, model: TextModel, item: str | list[int], dimensions: int | None, caller: Caller
+    handler: Handler,
+    model: TextModel,
+    item: str | list[int],
+    dimensions: int | None,
+    caller: Caller,
+    adjust: Adjust | None,
 ) -> tuple[Vector, int]:
     """The embedding of a text or of token ids, float32 [n], and how many tokens it has."""
     interface = model.served.interface
@@ -202,6 +224,8 @@ async def _embed(
     if (counts := f"return_{COUNT}") in interface.inputs:
         tensors.append(Tensor(counts, DataType.BOOL, shape_of(interface, counts, 1), b"\1"))
     request = InferenceRequest(model.name, LATEST_VERSION, tensors, served=model.served)
+    if adjust is not None:
+        adjust(request)
     options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
     found: InferenceResponse | None = None
     async with contextlib.aclosing(handler.stream(request, options=options)) as responses:

@@ -22,7 +22,7 @@ from .shapes.api_errors import ApiError, json_bytes
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
 from .shapes.known_fields import refuse_unknown
-from .text_models import NOBODY, Asked
+from .text_models import NOBODY, Asked, TextModels
 from .text_serving import PreparedText, TextServing
 
 Prepared = tuple[PreparedText, ChatAnswer | CompletionAnswer]
@@ -35,6 +35,11 @@ class TextEndpoints:
 
     def __init__(self, serving: TextServing) -> None:
         self._serving = serving
+
+    @property
+    def models(self) -> TextModels:
+        """The models that it asks."""
+        return self._serving.models
 
     async def prepare_chat(self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY) -> Prepared:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""

@@ -15,12 +15,14 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import h11
 
 from charonia import failpoints
 
 from .addresses import Address, Allowed, Endpoint
+from .turns import Turns
 
 _MAX_HEAD_BYTES = 16_384
 _MAX_READ_BYTES = 32_768
@@ -30,6 +32,14 @@ _RESOLVERS = 16
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Resolves a host to addresses, in a thread. Raises `OSError`."""
+
+
+class _Name(NamedTuple):
+    """A name that is resolved for a tenant."""
+
+    tenant: bytes
+    host: str
+    port: int
 
 
 class AddressRefused(Exception):
@@ -62,14 +72,19 @@ class Poster:
         self._agent = agent
         self._resolve = resolve or _resolve
         self._tls = tls
-        self._resolvers = asyncio.Semaphore(_RESOLVERS)
-        self._resolving: dict[tuple[str, int], asyncio.Task[Sequence[str]]] = {}
+        self._resolvers = Turns(_RESOLVERS, _RESOLVERS)
+        self._resolving: dict[_Name, asyncio.Task[Sequence[str]]] = {}
 
-    async def post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
-        """The answer to one POST, or its failure, within the time limit. Raises `AddressRefused`."""
+    async def post(
+        self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes, tenant: bytes = b""
+    ) -> Answer:
+        """The answer to one POST, or its failure, within the time limit. Tenants take turns at resolving names.
+
+        Raises `AddressRefused`.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._post(endpoint, headers, body)
+                return await self._post(endpoint, headers, body, tenant)
         except TimeoutError:
             return Answer(0, f"no answer within {self._timeout_s:g} s")
         except ssl.SSLCertVerificationError as error:
@@ -88,7 +103,7 @@ class Poster:
         for asking in self._resolving.values():
             asking.cancel()
 
-    async def _post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+    async def _post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes, tenant: bytes) -> Answer:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         request = h11.Request(
             method="POST",
@@ -102,7 +117,7 @@ class Poster:
             ],
         )
         message = b"".join(connection.send(e) or b"" for e in (request, h11.Data(data=body), h11.EndOfMessage()))
-        reader, writer = await self._connect(endpoint)
+        reader, writer = await self._connect(endpoint, tenant)
         try:
             failpoints.hit("webhooks.posting")
             writer.write(message)
@@ -113,9 +128,9 @@ class Poster:
             writer.transport.abort()
         return Answer(response.status_code, retry_after_s=_retry_after_s(response))
 
-    async def _connect(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, endpoint: Endpoint, tenant: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         failed: OSError | None = None
-        addresses = (await self._addresses(endpoint))[:_MAX_ADDRESSES]
+        addresses = (await self._addresses(endpoint, tenant))[:_MAX_ADDRESSES]
         for left, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
             # one that drops packets leaves time for the others; the last one has the rest
             patience_s = self._timeout_s / len(addresses) if left else None
@@ -134,32 +149,33 @@ class Poster:
                 failed = error
         raise failed or ConnectionError("no address")
 
-    async def _addresses(self, endpoint: Endpoint) -> list[Address]:
+    async def _addresses(self, endpoint: Endpoint, tenant: bytes) -> list[Address]:
         literal = endpoint.address
         if literal is not None:
             found = [literal]
         else:
-            found = [ipaddress.ip_address(text) for text in await self._resolved(endpoint)]
+            found = [
+                ipaddress.ip_address(text) for text in await self._resolved(_Name(tenant, endpoint.host, endpoint.port))
+            ]
         permitted = [address for address in found if self._allowed.permits(endpoint.host, address)]
         if not permitted:
             raise AddressRefused(f"'{endpoint.host}' has no address that webhooks may reach")
         return permitted
 
-    async def _resolved(self, endpoint: Endpoint) -> Sequence[str]:
-        """Resolve a name once for all concurrent callers."""
-        key = (endpoint.host, endpoint.port)
-        asked = self._resolving.get(key)
+    async def _resolved(self, name: _Name) -> Sequence[str]:
+        """Resolve a name once for all concurrent callers of a tenant."""
+        asked = self._resolving.get(name)
         if asked is None:
-            asked = self._resolving[key] = asyncio.create_task(self._ask(*key), name=f"resolve {key[0]}")
-            asked.add_done_callback(lambda done: self._forget(key, done))
+            asked = self._resolving[name] = asyncio.create_task(self._ask(name), name=f"resolve {name.host}")
+            asked.add_done_callback(lambda done: self._forget(name, done))
         return await asyncio.shield(asked)
 
-    def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
-        del self._resolving[key]
+    def _forget(self, name: _Name, done: asyncio.Task[Sequence[str]]) -> None:
+        del self._resolving[name]
         if not done.cancelled():
             done.exception()  # its waiters may be gone: it must not be reported as unhandled
 
-    async def _ask(self, host: str, port: int) -> Sequence[str]:
+    async def _ask(self, name: _Name) -> Sequence[str]:
         """In its own thread, so that a name server that does not answer blocks no other delivery and no exit."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[str]] = loop.create_future()
@@ -176,7 +192,7 @@ class Poster:
             addresses: Sequence[str] = ()
             failed: Exception | None = None
             try:
-                addresses = self._resolve(host, port)
+                addresses = self._resolve(name.host, name.port)
             except OSError as error:
                 failed = error
             except Exception as error:
@@ -184,8 +200,8 @@ class Poster:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answer, addresses, failed)
 
-        async with self._resolvers:
-            threading.Thread(target=work, name=f"resolve {host}", daemon=True).start()
+        async with self._resolvers.turn(name.tenant, name.host.encode()):
+            threading.Thread(target=work, name=f"resolve {name.host}", daemon=True).start()
             return await found
 
     def _context(self) -> ssl.SSLContext:

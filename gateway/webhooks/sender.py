@@ -2,7 +2,8 @@
 
 The settle script appends an ended job with a webhook to `wh:{m}`. A sender moves such entries to `wht:{m}`, the set of
 webhooks to call ordered by time, and calls those that are due; a failed call gets a later time, a final one leaves the
-set. All state is in the log; in memory are only the current calls, whose number is bounded.
+set. A member of the set is the job's id, then a digest of the host and one of the tenant. All state is in the log; in
+memory are only the current calls and those that come next: their number is bounded, and shared among tenants (`turns`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from charonia.tasks import Tasks
 from . import deliveries
 from .addresses import Allowed, check_url
 from .deliveries import Delivery
-from .hosts import DIGEST_BYTES, Host, Hosts, digest
 from .keyring import Keyring
+from .loads import DIGEST_BYTES, Load, Loads, digest_of_host, digest_of_tenant
 from .messages import message_of
 from .posting import AddressRefused, Answer, Poster
 from .retries import DeliveryState, judge
+from .turns import Turns, within_share
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +74,11 @@ class Sender:
         self._allowed = allowed
         self._first_retry_s = first_retry_s
         self._look_s = min(1.0, first_retry_s / 2)
-        self._turns = asyncio.Semaphore(concurrency)
+        self._turns = Turns(concurrency, concurrency_per_host)
         self._most_held = concurrency * _HELD_PER_TURN
-        self._hosts = Hosts(concurrency_per_host)
+        self._hosts = Loads(concurrency_per_host)
+        """By host and tenant: what one tenant sends a host does not postpone what others send it."""
+        self._tenants = Loads(concurrency)
         self._held: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         self._held_of: dict[str, int] = {}
         self._models: set[str] = set()
@@ -213,7 +217,7 @@ class Sender:
                 elif job is None:
                     self.outcomes["lost"] += 1
                 elif (host := self._host_of(job)) is not None:
-                    times[job.id + host] = job.ended_us
+                    times[job.id + host + digest_of_tenant(job.tenant)] = job.ended_us
             await self._log.set_times(keys.webhook_times(model), times)
             await self._log.delete_entries(stream, [entry.id for entry in entries])
             if len(entries) < _PAGE:
@@ -225,7 +229,7 @@ class Sender:
         if not deliveries.called(job):
             return None
         try:
-            return digest(check_url(_webhook(job).get("url"), self._allowed))
+            return digest_of_host(check_url(_webhook(job).get("url"), self._allowed))
         except InvalidArgument:
             return bytes(DIGEST_BYTES)  # refused when it is called
 
@@ -241,30 +245,32 @@ class Sender:
             for member in members:
                 if (model, member) in self._held:
                     continue
-                if len(self._held) >= self._most_held:
-                    break
                 host = self._hosts.get(member[_ID_BYTES:])
+                tenant = self._tenants.get(_tenant_in(member))
                 if host.full:
                     postponed[member] = host.postponed_us()
+                elif not within_share(tenant.held, self._most_held - len(self._held)):
+                    postponed[member] = tenant.postponed_us()
                 else:
-                    self._hold(model, member, host)
+                    self._hold(model, member, (host, tenant))
             if postponed:
                 await self._log.set_times(key, postponed)
                 self._touch_at(model, min(postponed.values()))
-            if len(members) < count or len(self._held) >= self._most_held:
+            if len(members) < count:
                 return
         self._touch(model)
 
-    def _hold(self, model: str, member: bytes, host: Host) -> None:
-        host.held += 1
+    def _hold(self, model: str, member: bytes, loads: tuple[Load, ...]) -> None:
+        for load in loads:
+            load.held += 1
         self._held_of[model] = self._held_of.get(model, 0) + 1
-        self._held[model, member] = asyncio.create_task(self._deliver(model, member, host))
+        self._held[model, member] = asyncio.create_task(self._deliver(model, member, loads))
 
-    async def _deliver(self, model: str, member: bytes, host: Host) -> None:
+    async def _deliver(self, model: str, member: bytes, loads: tuple[Load, ...]) -> None:
         try:
-            async with host.turns, self._turns:
+            async with self._turns.turn(_tenant_in(member), _host_in(member)):
                 if not self._stopping:
-                    await self._call(model, member, host)
+                    await self._call(model, member, loads)
             self._touch(model)
         except LogUnavailable:
             pass  # it stays due
@@ -274,13 +280,14 @@ class Sender:
                 later_us = wall_ns() // 1000 + _STUMBLED_S * 1_000_000
                 await self._log.set_times(keys.webhook_times(model), {member: later_us})
         finally:
-            host.held -= 1
+            for load in loads:
+                load.held -= 1
             del self._held[model, member]
             self._held_of[model] -= 1
             if not self._held_of[model]:
                 del self._held_of[model]
 
-    async def _call(self, model: str, member: bytes, host: Host) -> None:
+    async def _call(self, model: str, member: bytes, loads: tuple[Load, ...]) -> None:
         """Try one webhook once, and write the outcome."""
         key = keys.webhook_times(model)
         job_id = member[:_ID_BYTES]
@@ -310,12 +317,13 @@ class Sender:
         began_ns = monotonic_ns()
         try:
             endpoint = check_url(_webhook(job).get("url"), self._allowed)
-            answer = await self._poster.post(endpoint, headers, message.body)
+            answer = await self._poster.post(endpoint, headers, message.body, _tenant_in(member))
         except (AddressRefused, InvalidArgument) as error:
             answer, refused = Answer(0, str(error)), True
         else:
             refused = False
-            host.took((monotonic_ns() - began_ns) / 1e9)
+            for load in loads:
+                load.took((monotonic_ns() - began_ns) / 1e9)
         delivery = self._after(delivery, answer, refused=refused)
         if delivery.state.final and delivery.state is not DeliveryState.DELIVERED:
             why = f"{delivery.attempts} tries, {answer.error or f'status {answer.status}'}"
@@ -355,6 +363,15 @@ def _id_of(entry: Entry) -> bytes | None:
                 job_id = bytes.fromhex(bytes(value).decode())
                 return job_id if len(job_id) == _ID_BYTES else None
     return None
+
+
+def _host_in(member: bytes) -> bytes:
+    return member[_ID_BYTES : _ID_BYTES + DIGEST_BYTES]
+
+
+def _tenant_in(member: bytes) -> bytes:
+    """The digest of the tenant; empty in a member that an earlier release has written."""
+    return member[_ID_BYTES + DIGEST_BYTES :]
 
 
 def _webhook(job: JobRecord) -> Mapping[str, Any]:

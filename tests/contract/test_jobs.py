@@ -91,6 +91,9 @@ async def test_a_known_key_gives_the_earlier_job_and_records_nothing(subject: Su
     # the key is one model's
     ticket = await subject.log.accept_job("n", 0, 0, made(4, key=b"k" * 16, digest=b"e" * 16), [b"r", b"x"], NO_LIMITS)
     assert ticket.created
+    found = await subject.log.jobs_of_keys("m", [b"k" * 16, b"x" * 16])
+    assert found == [first.id, None]
+    assert await subject.peer.jobs_of_keys("n", [b"k" * 16]) == [ticket.id]
     # also after the end, as long as the record is kept
     assert await end(subject.log, first) == [True]
     assert (await accept(subject.peer, made(5, key=b"k" * 16, digest=b"d" * 16))).id == first.id
@@ -113,6 +116,7 @@ async def test_a_key_does_not_outlive_its_job(subject: Subject) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await subject.log.job("m", first.id) is not None:
             await asyncio.sleep(0.005)
+    assert await subject.log.jobs_of_keys("m", [b"k" * 16]) == [None]
     ticket = await accept(subject.log, made(2, key=b"k" * 16, digest=b"other".ljust(16)))
     assert (ticket.id, ticket.created) == (made(2).id, True)
 

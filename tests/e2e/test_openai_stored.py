@@ -402,3 +402,59 @@ def test_a_batch_outlives_the_gateway_that_drives_it(stack: Any, tmp_path: Path,
     assert done.error_file_id is None
     # asked for twice, a line is one job
     assert Counter(runs.read_text().split()) == {str(number): 1 for number in range(LINES)}
+
+
+def jobs_of(stack: Any, *, ended: bool) -> list[str]:
+    """The ids of the model's jobs."""
+
+    async def read() -> list[str]:
+        log = open_log(stack.log_url)
+        await log.open()
+        try:
+            return [job.public_id for job in await log.jobs(MODEL, ended=ended, count=1000)]
+        finally:
+            await log.close()
+
+    return asyncio.run(read())
+
+
+def response_line(custom_id: str, prompt: str) -> dict[str, Any]:
+    body = {"model": MODEL, "input": prompt, "max_output_tokens": 2, "store": False}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses"])
+def test_a_batch_that_is_cancelled_after_its_gateway_died_leaves_no_job(
+    stack: Any, tmp_path: Path, endpoint: str
+) -> None:
+    """The next gateway finds the cancellation before it has asked for a line, so it knows no job of any."""
+    until("no job is under way", lambda: not jobs_of(stack, ended=False))
+    before = set(jobs_of(stack, ended=True))
+    is_chat = endpoint == "/v1/chat/completions"
+    gates = Gates(tmp_path / "gate")
+    doomed = stack.gateway(f"doomed-{'chat' if is_chat else 'response'}")
+    lines = [
+        chat_line(f"id-{number}", f"prompt {number} gates={gates.prefix}", n=2)
+        if is_chat
+        else response_line(f"id-{number}", f"prompt {number} gates={gates.prefix}")
+        for number in range(8)
+    ]
+    for _ in range(50):
+        made = begin(doomed, lines, endpoint)
+        until("it is driven", lambda batch=made: driver(stack, batch.id))
+        if driver(stack, made.id) == doomed.process.pid:
+            break
+        client(doomed).batches.cancel(made.id)  # another gateway looked for batches just then
+        ended(doomed, made.id)
+    else:
+        pytest.fail("the call that makes a batch wakes its gateway")
+    until("all lines are jobs", lambda: len(jobs_of(stack, ended=False)) == (16 if is_chat else 8))
+    doomed.process.send_signal(signal.SIGKILL)
+    doomed.process.wait()
+    assert client(stack.second).batches.cancel(made.id).status == "cancelling"
+    done = ended(stack.second, made.id)
+    assert done.status == "cancelled"
+    assert len(lines_of(stack.second, done.error_file_id)) == 8
+    assert jobs_of(stack, ended=False) == []
+    if not is_chat:  # they were not to be stored
+        assert set(jobs_of(stack, ended=True)) <= before

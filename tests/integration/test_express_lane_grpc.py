@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from lane_pair import DEADLY, DEATHS, INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
 
 from charonia.wire import WaveReply
+from gateway.grpc.native.connection_calls import Calls
 from gateway.grpc.native.grpc_lane import GrpcSignature
+from gateway.grpc.native.outbox import Outbox
 from gateway.lane.door import Call
 from protos import grpc_service_pb2 as pb
 
@@ -472,17 +474,12 @@ def test_a_call_that_differs_in_one_byte(pair: LanePair, model: str, request_id:
 def test_what_cannot_be_leased_goes_the_full_way(pair: LanePair) -> None:
     async def ask() -> None:
         await pair.settled()
-        lease = pair.waves.leases._held["one"]
-        held, lease.held_requests = lease.held_requests, 0
-        lease._asking = True  # for more, which does not come
-        try:
+        with no_lease(pair, "one"):
             before = pair.ridden()
             for request_id in ("", "id-1"):
                 answers = await both(pair, [call(3, infer("one", 9, request_id))], [3])
                 assert len(answers[3]) == 3, "it failed"
             assert pair.ridden() == before
-        finally:
-            lease.held_requests, lease._asking = held, False
 
     pair.run(ask())
 
@@ -510,3 +507,106 @@ def test_failures_are_counted(pair: LanePair) -> None:
     pair.run(both(pair, [call(3, infer("picky", UNLUCKY))], [3]))
     assert pair.ridden() == ridden + 1
     assert failures() == before + 1
+
+
+@contextlib.contextmanager
+def no_lease(pair: LanePair, model: str) -> Iterator[None]:
+    """Every call of a model leaves the lane."""
+    lease = pair.waves.leases._held[model]
+    held, lease.held_requests = lease.held_requests, 0
+    lease._asking = True  # for more, which does not come
+    try:
+        yield
+    finally:
+        lease.held_requests, lease._asking = held, False
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, number: int) -> None:
+    """Have a method of calls raise for stream `number`."""
+    method = getattr(owner, name)
+
+    def fails(self: Any, stream: Any, *more: Any) -> Any:
+        if (stream if isinstance(stream, int) else stream.id) == number:
+            raise ValueError("a defect")
+        return method(self, stream, *more)
+
+    monkeypatch.setattr(owner, name, fails)
+
+
+async def three(pair: LanePair, message: bytes, *values: tuple[int, int], grant: int = 0) -> list[h2.Answer]:
+    """What calls 3, 5 and 7 of a connection, in one segment, are answered."""
+    wire = await h2.Wire.connect(pair.grpc_port(pair.with_lane), opening(*values))
+    try:
+        if grant:
+            wire.write(h2.window_update(1, grant))
+        await wire.answer(1)
+        wire.write(b"".join(call(stream, message) for stream in (3, 5, 7)))
+        if grant:
+            wire.write(*(h2.window_update(stream, grant) for stream in (3, 5, 7)))
+        return [await wire.answer(stream) for stream in (3, 5, 7)]
+    finally:
+        wire.close()
+
+
+@pytest.mark.parametrize("method", ["adopt", "end"])
+def test_a_call_that_cannot_leave_fails_at_once_and_others_go_on(
+    pair: LanePair, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async def ask() -> None:
+        await pair.settled()
+        failed = pair.service.metrics.counts("one", 1).failures["OTHER"]
+        with no_lease(pair, "one"):
+            if method == "adopt":  # it has replaced the call among the streams when it fails
+                adopt, tried = Calls.adopt, []
+
+                def adopting(self: Calls, lane_call: Any, *, ended: bool) -> Any:
+                    stream = adopt(self, lane_call, ended=ended)
+                    if stream.id == 5 and not tried:
+                        tried.append(stream)
+                        raise ValueError("a defect")
+                    return stream
+
+                monkeypatch.setattr(Calls, "adopt", adopting)
+            else:
+                failing(monkeypatch, Calls, method, 5)
+            before = pair.ridden()
+            answers = await three(pair, infer("one", 9))
+            assert pair.ridden() == before
+        assert [answer.status for answer in answers] == [0, 13, 0]
+        assert "ValueError: a defect" in answers[1].details
+        assert pair.service.metrics.counts("one", 1).failures["OTHER"] == failed + 1
+        await pair.settled()
+
+    pair.run(ask())
+
+
+@pytest.mark.parametrize("small_windows", [False, True])
+def test_an_answer_that_cannot_be_written_fails_its_call_and_others_go_on(
+    pair: LanePair, monkeypatch: pytest.MonkeyPatch, small_windows: bool
+) -> None:
+    """By the template of the wave's answers, or slowly, within small windows."""
+    if small_windows:
+        failing(monkeypatch, Calls, "answer", 5)
+    else:
+        put, written = Outbox.put_answer, []
+
+        def fails(self: Outbox, packed: bytes, size: int) -> None:
+            written.append(packed)
+            if len(written) == 2:
+                raise ValueError("a defect")
+            put(self, packed, size)
+
+        monkeypatch.setattr(Outbox, "put_answer", fails)
+
+    async def ask() -> None:
+        await pair.settled()
+        before = pair.ridden()
+        grant = 10_000 if small_windows else 0
+        answers = await three(pair, infer("one", 9), *[(4, 3)] * small_windows, grant=grant)
+        assert pair.ridden() == before + 3
+        # of a run of answers those behind the one that failed fail too
+        assert [answer.status for answer in answers] == [0, 13, 13]
+        assert "ValueError: a defect" in answers[1].details
+        await pair.settled()
+
+    pair.run(ask())

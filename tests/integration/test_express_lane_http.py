@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_pair import FILLER, LAST, UNLUCKY, LanePair, cut, http_answers, http_request, passed
 
+from gateway.http.exchanges import Pipeline
 from gateway.http.http_lane import HttpLane, LaneConnection
+from gateway.http.protocol import BoundedHttpProtocol
 
 pytestmark = pytest.mark.integration
 
@@ -249,6 +251,35 @@ def test_what_cannot_be_leased_goes_the_full_way(pair: LanePair) -> None:
             assert pair.ridden() == before
         finally:
             lease.held_requests, lease._asking = held, False
+
+    pair.run(ask())
+
+
+@pytest.mark.parametrize("place", ["before its pipeline", "behind its pipeline", "outside the parser"])
+def test_a_request_that_cannot_leave_fails_at_once(pair: LanePair, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    owner, name = (BoundedHttpProtocol, "_parse") if place == "outside the parser" else (Pipeline, "add")
+    method = getattr(owner, name)
+
+    def fails(*words: Any) -> None:
+        if place == "behind its pipeline":
+            method(*words)
+        monkeypatch.setattr(owner, name, method)
+        raise ZeroDivisionError("a defect")
+
+    async def ask() -> None:
+        await pair.settled()
+        lease = pair.waves.leases._held["one"]
+        held, lease.held_requests = lease.held_requests, 0
+        lease._asking = True  # for more, which does not come
+        monkeypatch.setattr(owner, name, fails)
+        try:
+            answer = await http_answers(pair.http_port(pair.with_lane), [http_request("one", 9)])
+        finally:
+            lease.held_requests, lease._asking = held, False
+        assert answer.startswith(b"HTTP/1.1 500"), answer
+        assert answer.count(b"HTTP/1.1") == 1
+        assert answer.endswith(b'{"error":"internal server error"}')
+        await pair.settled()
 
     pair.run(ask())
 

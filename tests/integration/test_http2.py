@@ -377,6 +377,17 @@ class TestFaults:
         assert (await wire.answer(1)).reset == PROTOCOL_ERROR
         assert handler.requests == []
 
+    async def test_a_body_longer_than_was_said_is_refused_before_it_ends(self, dial: Dial, handler: Any) -> None:
+        """What it said is what it reserves, as an upload of a file does: it may bring no more."""
+        wire = await dial()
+        wire.write(opened(1, "POST", INFER, ("content-length", "5"), ends=False), raw(DATA, 0, 1, bytes(5)))
+        wire.write(opened(3))
+        assert status(await wire.answer(3)) == "200"
+        assert not wire.answers.get(1)
+        wire.write(raw(DATA, 0, 1, b"x"))
+        assert (await wire.answer(1)).reset == PROTOCOL_ERROR
+        assert handler.requests == []
+
     @pytest.mark.parametrize("path", ["no/slash", "http://[", "/\x01", "*"])
     async def test_paths_of_nothing(self, dial: Dial, path: str) -> None:
         wire = await dial()

@@ -40,7 +40,7 @@ async def front(settings: GatewaySettings, handler: Any) -> AsyncIterator[HttpFr
 class TestHostileSenders:
     async def test_millions_of_chunks(self, front: HttpFront) -> None:
         head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        status, headers, body = await exchange(front, head + b"1\r\n \r\n" * (protocol.MAX_CHUNKS + 1))
+        status, headers, body = await exchange(front, head + b"1\r\n \r\n" * (protocol.MAX_CHUNKS + 100))
         assert (status, headers["connection"]) == (400, "close")
         assert json.loads(body) == {"error": "request body has more than 65536 chunks"}
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -41,8 +42,8 @@ class Names:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-async def post(poster: Poster, url: str) -> Answer:
-    return await poster.post(parse_url(url), HEADERS, b"{}")
+async def post(poster: Poster, url: str, tenant: bytes = b"") -> Answer:
+    return await poster.post(parse_url(url), HEADERS, b"{}", tenant)
 
 
 async def test_a_name_is_connected_to_at_the_address_that_was_checked(receiver: parts.Receiver) -> None:
@@ -210,3 +211,28 @@ async def test_the_certificate_is_that_of_the_name_though_the_address_is_dialled
     assert "certificate not accepted" in (await post(Poster(HERE, resolve=names), url)).error
     assert len(receiver.received) == 1
     await receiver.close()
+
+
+async def test_names_that_no_server_resolves_keep_no_other_tenant_waiting(receiver: parts.Receiver) -> None:
+    """More of them than threads that resolve, and each longer than a call."""
+    release = threading.Event()
+    asked: list[str] = []
+
+    def resolve(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        if host.startswith("slow"):
+            release.wait()
+        return ["127.0.0.1"]
+
+    poster = Poster(HERE, resolve=resolve, timeout_s=600.0)
+    url = receiver.url("/", "slow{}.example.org")
+    slow = [asyncio.create_task(post(poster, url.format(n), b"slow")) for n in range(40)]
+    try:
+        while len(asked) < 12:
+            await asyncio.sleep(0.001)
+        assert await post(poster, receiver.url("/", "quick.example.org"), b"quick") == Answer(204)
+        assert len(asked) == 13
+    finally:
+        release.set()
+        await asyncio.gather(*slow)
+    assert len(receiver.received) == 41

@@ -166,6 +166,67 @@ async def test_a_slow_endpoint_keeps_only_itself_waiting(
     await quick.close()
 
 
+async def test_slow_hosts_of_one_tenant_keep_no_other_tenant_waiting(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    """More hosts that never answer than calls may run, and more of their webhooks than a sender holds."""
+    calls, hosts, each = 32, 20, 16
+
+    async def never(_received: object) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    slow = [parts.Receiver(answers={"/slow": never}) for _ in range(hosts)]
+    for one in slow:
+        await one.start()
+    for _ in range(each):
+        for one in slow:
+            await end_job(log, {"url": one.url("/slow")}, tenant="slow")
+    app = WebhooksApp(log, settings(concurrency=calls, timeout_s=600.0), HEARTBEATS)
+    await app.start()
+    await until(lambda: sum(one.open_now for one in slow) == 24)  # three of four turns
+    for path in ("/a", "/b", "/c"):
+        await end_job(log, {"url": receiver.url(path)}, tenant="quick")
+        await receiver.wait_for(path, 1)
+    assert sum(one.open_now for one in slow) == 24
+    assert len(app.sender._held) <= calls * 4
+    assert await log.count_times(keys.webhook_times("m")) >= hosts * each  # those that wait are in the log
+    await app.stop()
+    for one in slow:
+        await one.close()
+
+
+async def test_a_busy_host_is_shared_by_its_tenants_in_turns(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver
+) -> None:
+    """One tenant has sent a host more than a sender holds: the other tenant's webhook to it is called next."""
+    turn = asyncio.Semaphore(0)
+
+    async def slow(_received: object) -> bytes:
+        await turn.acquire()
+        return parts.status(204)
+
+    receiver.answers["/many"] = slow
+    receiver.answers["/few"] = slow
+    for _ in range(100):
+        await end_job(log, {"url": receiver.url("/many")}, tenant="many")
+    app = WebhooksApp(log, settings(timeout_s=600.0), HEARTBEATS)
+    await app.start()
+    await receiver.wait_for("/many", 4)
+    await until(lambda: len(app.sender._held) == 16)
+    await end_job(log, {"url": receiver.url("/few")}, tenant="few")
+    await until(lambda: len(app.sender._held) == 17)
+    turn.release()
+    await receiver.wait_for("/few", 1)
+    assert len(receiver.at("/many")) == 4
+    for _ in range(101):
+        turn.release()
+    await receiver.wait_for("/many", 100)
+    await nothing_left(log)
+    assert max(receiver.most_open.values()) == 4
+    await app.stop()
+
+
 async def test_a_tenant_without_a_secret_waits_for_one(
     log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver, tmp_path: Path
 ) -> None:

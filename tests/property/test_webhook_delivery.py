@@ -66,7 +66,9 @@ class Endpoints(Poster):
         self.final: Counter[str] = Counter()
         self.bodies: dict[str, set[bytes]] = {}
 
-    async def post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+    async def post(
+        self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes, tenant: bytes = b""
+    ) -> Answer:
         message_id = dict(headers)["webhook-id"]
         self.calls[message_id] += 1
         self.bodies.setdefault(message_id, set()).add(body)

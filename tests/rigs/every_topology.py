@@ -53,6 +53,7 @@ SERVICES = tuple(
         "response_cache",
         "resumed_streams",
         "resumed_texts",
+        "stored_files",
         "unforeseen_errors",
         "wave_losses",
         "webhook_processes",

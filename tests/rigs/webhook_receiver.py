@@ -38,7 +38,6 @@ class Receiver:
 
     answers: dict[str, list[bytes] | Answering] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
-    open: int = 0
     most_open: dict[str, int] = field(default_factory=dict)
     port: int = 0
     names: list[str | None] = field(default_factory=list)
@@ -61,6 +60,11 @@ class Receiver:
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
+
+    @property
+    def open_now(self) -> int:
+        """Requests that have come and are not answered."""
+        return sum(self._open.values())
 
     def at(self, path: str) -> list[Received]:
         return [r for r in self.received if r.path == path]

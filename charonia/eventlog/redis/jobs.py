@@ -51,6 +51,10 @@ class Jobs:
             return None  # expired in the meantime
         return record_of(model, job_id, values, events)
 
+    async def jobs_of_keys(self, model: str, key_digests: Sequence[bytes]) -> list[bytes | None]:
+        known = await self._commands.each([("GET", keys.idempotency(model, key)) for key in key_digests])
+        return [None if value is None else value[-_ID_BYTES:] for value in known]
+
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         result: bytes | None = await self._commands.execute("HGET", keys.job(model, job_id), "r")
         return result

@@ -270,9 +270,10 @@ class Connection(asyncio.Protocol):
             self.calls.answer(self.calls.adopt(call, ended=True), message)
 
     def refuse_call(self, call: LaneCall, reason: Refusal) -> None:
-        """End a call of the lane with a status."""
+        """End a call of the lane with a status, also one that was adopted and could not be answered or served then."""
         if not call.gone:
-            self.calls.refuse(self.calls.adopt(call, ended=True), reason)
+            stream = self.calls.ordinary(call.id) or self.calls.adopt(call, ended=True)
+            self.calls.refuse(stream, reason)
 
     def serve_fully(self, call: LaneCall, message: bytes) -> None:
         """Serve a call of the lane on the full way."""

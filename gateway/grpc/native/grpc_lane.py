@@ -94,7 +94,7 @@ class LaneCall(Call):
     __slots__ = ("connection", "headers", "id", "send_window", "standing")
 
     pending = ()
-    task = None
+    task = tail = None
     closed = False
 
     def __init__(
@@ -113,7 +113,8 @@ class LaneCall(Call):
 
     @property
     def is_open(self) -> bool:
-        return self.connection.calls.streams.get(self.id) is self
+        stream = self.connection.calls.streams.get(self.id)  # another one after it was adopted
+        return stream is not None and stream.tail is None
 
     @property
     def ended(self) -> bool:
@@ -161,21 +162,24 @@ class GrpcSignature:
             self._prepare(reply)
         write, whole = self._write, self._whole
         touched: dict[Outbox, Connection] = {}
-        for call, values in zip(calls, values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0), strict=True):
-            if call.gone:
-                continue
-            assert type(call) is LaneCall
-            connection = call.connection
-            out = connection.out
-            if whole > out.window or whole > call.send_window or whole > out.frame_bytes or out.is_paused:
-                connection.answer_slowly(call, self._message(values))
-                continue
-            number = call.id
-            del connection.calls.streams[number]
-            out.put_answer(write(number, values), whole)
-            touched[out] = connection
-        for connection in touched.values():
-            connection.answered(at_once=len(calls) == 1)
+        values_of_calls = values_of(calls, start, reply, with_ids=self.layout.id_bytes > 0)
+        try:
+            for call, values in zip(calls, values_of_calls, strict=True):
+                if call.gone:
+                    continue
+                assert type(call) is LaneCall
+                connection = call.connection
+                out = connection.out
+                if whole > out.window or whole > call.send_window or whole > out.frame_bytes or out.is_paused:
+                    connection.answer_slowly(call, self._message(values))
+                    continue
+                number = call.id
+                out.put_answer(write(number, values), whole)
+                del connection.calls.streams[number]  # from now on it has its answer, also if the next one fails
+                touched[out] = connection
+        finally:
+            for connection in touched.values():
+                connection.answered(at_once=len(calls) == 1)
 
     def _prepare(self, reply: WaveReply) -> None:
         """Make the template for answers with these outputs."""

@@ -33,6 +33,7 @@ TEXT_CONTENT_TYPE = (b"content-type", b"text/plain")
 
 NOT_FOUND_BODY = b'{"error":"Not Found"}'
 METHOD_NOT_ALLOWED_BODY = b'{"error":"Method Not Allowed"}'
+INTERNAL = "internal server error"
 INTERNAL_BODY = b'{"error":"internal server error"}'
 
 RECEIPT_HEADER = b"charonia-receipt"

@@ -24,6 +24,8 @@ class Counts:
     failed: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    result_bytes: int = 0
+    """What the results take in the log while the batch runs."""
 
     @property
     def done(self) -> int:

@@ -40,8 +40,10 @@ class _Batches:
         file = await self._files.find(fact["input_file"], tenant)
         if file.purpose != "batch":
             raise ApiError("the file's purpose is not batch", param="input_file_id")
-        if len(await self._batches.unended(tenant)) >= MAX_ACTIVE:
+        unended = len(await self._batches.unended(tenant))
+        if unended >= MAX_ACTIVE:
             raise ApiError(f"{MAX_ACTIVE} batches have not ended yet", status=429, code="batch_limit_exceeded")
+        await self._files.check_batch(tenant, unended, await self._batches.result_bytes(tenant))
         await self._files.keep_until(file, fact["expires_s"] + FINALIZING_S)
         state = await self._batches.create(new_id("batch_"), {**fact, "tenant": tenant})
         self._runs.wake()

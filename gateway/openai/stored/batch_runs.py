@@ -3,8 +3,9 @@
 A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
 gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
 idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
-one counts. Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next
-gateway that drives the batch.
+one counts. If the batch is to stop, the next gateway finds the jobs of the lost one by these keys, and cancels them.
+Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next gateway that
+drives the batch.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -43,8 +44,13 @@ _READ_AGAIN = 64
 _LOOK_S = 1.0
 _CHECK_S = 0.25
 _SWEEP_EVERY = 60
-_REASONS = {CANCELLED: "batch_cancelled", EXPIRED: "batch_expired"}
+_SPACE_CHECK_S = 1.0
+"""Between two looks at what a tenant has stored: meanwhile its other batches may bring it over the bound."""
+_FULL = "full"
+_REASONS = {CANCELLED: "batch_cancelled", EXPIRED: "batch_expired", _FULL: "storage_exceeded"}
 _TEXTS = {
+    _FULL: "This request was not executed: the files of its tenant, and the results of its batches, take all the space "
+    "that they may have. Delete some files, and ask for it in another batch.",
     CANCELLED: "This request was not executed: the batch was cancelled.",
     EXPIRED: "This request could not be executed before the completion window expired.",
 }
@@ -63,6 +69,10 @@ class BatchRun:
     stop: str = ""
     lost: bool = False
     """Another gateway drives it now."""
+    left_bytes: int = 0
+    """What its tenant may store besides."""
+    is_full: bool = False
+    """There was no space for more results: no further line is asked for."""
     missing: str = ""
     """Why its input file can no longer be read, "" while it can."""
     jobs: dict[int, list[str]] = field(default_factory=dict)
@@ -81,6 +91,9 @@ class LineCalls(Protocol):
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         """What became of a line. Raises `Cancelled` when `run` is to stop first."""
+
+    async def cancel(self, run: BatchRun, line: BatchLine) -> None:
+        """Cancel the jobs of a line that another gateway has asked for. Raises `CharoniaError` without the log."""
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """Delete jobs, those that are there. One that cannot be deleted stays until its retention."""
@@ -221,10 +234,12 @@ class BatchRuns:
             run.missing = error.message  # what has been answered is kept
         run.counts.total = state.counts.total
         unstored: list[str] = []
-        async for number, ok, tokens, _, jobs in self._batches.results(batch_id):
+        async for number, ok, tokens, result, jobs in self._batches.results(batch_id):
             self._count(run, number, ok, tokens)
+            run.counts.result_bytes += len(result)
             unstored += jobs
         await self._is_to_stop(run)
+        await self._check_space(run)
         loop = asyncio.get_running_loop()
         watching = loop.create_task(self._watch(run))
         deleting = loop.create_task(self._lines.delete(run, unstored))
@@ -232,6 +247,8 @@ class BatchRuns:
             if file is not None and len(run.done) < run.counts.total:
                 await self._run_lines(run, file)
             await deleting
+            if file is not None and (run.stop or run.is_full) and not run.lost:
+                await self._cancel_left(run, file)
         finally:
             for task in (watching, deleting):
                 task.cancel()
@@ -292,7 +309,7 @@ class BatchRuns:
                     if line is None or line.number in run.done:
                         continue
                     await slots.acquire()
-                    if run.stop or run.lost:
+                    if run.stop or run.lost or run.is_full:
                         break
                     task = tasks.create_task(self._run_line(run, line, slots))
                     run.tasks.add(task)
@@ -325,6 +342,8 @@ class BatchRuns:
                     return False
                 continue
             self._count(run, result.number, result.ok, result.usage)
+            run.counts.result_bytes += len(line)
+            self._left(run, run.left_bytes - len(line))
             return True
 
     async def _delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
@@ -338,6 +357,7 @@ class BatchRuns:
     async def _watch(self, run: BatchRun) -> None:
         """Publish the progress of a run, and notice that it is to stop."""
         reported = -1
+        checked_ns = monotonic_ns()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
@@ -352,8 +372,20 @@ class BatchRuns:
                 if run.counts.done != reported:
                     reported = run.counts.done
                     await self._batches.report(run.state.id, run.counts)
+                    if not run.is_full and monotonic_ns() - checked_ns >= _SPACE_CHECK_S * 1_000_000_000:
+                        checked_ns = monotonic_ns()
+                        await self._check_space(run)
                 if run.stop or await self._is_to_stop(run):
                     await self._cancel_jobs(run)  # each time, as some came into being meanwhile
+
+    async def _check_space(self, run: BatchRun) -> None:
+        others = await self._batches.result_bytes(run.state.tenant, but=run.state.id)
+        left_bytes = await self._files.left_bytes(run.state.tenant) - others
+        self._left(run, left_bytes - run.counts.result_bytes)
+
+    def _left(self, run: BatchRun, left_bytes: int) -> None:
+        run.left_bytes = left_bytes
+        run.is_full = run.is_full or left_bytes <= 0
 
     async def _is_to_stop(self, run: BatchRun) -> bool:
         state = await self._batches.state(run.state.id)
@@ -369,6 +401,23 @@ class BatchRuns:
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
                 await self._handler.jobs.cancel(job_id, run.caller)
+
+    async def _cancel_left(self, run: BatchRun, file: FileRecord) -> None:
+        """Cancel the jobs that another gateway has left. Lines are asked for in their order and so many at a time, so
+        those under way are the first ones without a result.
+        """
+        checked, left = Validation(run.state.endpoint), MAX_IN_FLIGHT
+        try:
+            async for text in self._read(file):
+                line = checked.check(text)
+                if line is None or line.number in run.done:
+                    continue
+                await self._lines.cancel(run, line)
+                left -= 1
+                if not left:
+                    return
+        except ApiError as error:
+            run.missing = error.message
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -389,9 +438,10 @@ class BatchRuns:
         async for number, ok, tokens, line, _ in self._batches.results(state.id):
             if self._count(written, number, ok, tokens):
                 await (output if ok else errors).write(line)
-        if run.stop and file is not None and counts.done < counts.total:
+        why = run.stop or (_FULL if run.is_full else "")
+        if why and file is not None and counts.done < counts.total:
             try:
-                await self._write_rest(run.stop, written, file, errors)
+                await self._write_rest(why, written, file, errors)
             except ApiError as error:
                 run.missing = error.message
         outcome = run.stop or COMPLETED

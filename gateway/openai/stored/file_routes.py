@@ -49,7 +49,8 @@ class _Files:
         form = UploadForm(boundary_of(call.headers.get(b"content-type", b"")))
         text = call.headers.get(b"content-length", b"")
         declared = int(text[:20]) if text.isdigit() else None
-        async with self._files.capacity(call.caller.tenant, declared) as limit:
+        results = await self._batches.result_bytes(call.caller.tenant)
+        async with self._files.capacity(call.caller.tenant, declared, beside_bytes=results) as limit:
             if declared is not None and declared > limit + _FORM_BYTES:
                 raise _too_large(limit)
             record = await self._stored(call, form, limit)
@@ -81,8 +82,9 @@ class _Files:
             if writer is not None:
                 await writer.abandon()
             raise
-        purpose = form.fields["purpose"]
-        return await self._files.end_upload(writer, call.caller.tenant, form.filename or "upload", purpose)
+        tenant, purpose = call.caller.tenant, form.fields["purpose"]
+        results = await self._batches.result_bytes(tenant)
+        return await self._files.end_upload(writer, tenant, form.filename or "upload", purpose, beside_bytes=results)
 
     async def list(self, call: ApiCall) -> None:
         found = await self._files.of_tenant(call.caller.tenant)

@@ -9,9 +9,11 @@ line goes on where it was when its executor dies. `batch_runs` says which lines,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -31,6 +33,8 @@ from charonia.inference import LOWEST_PRIORITY, InferenceRequest, InferenceRespo
 from gateway.handler import Handler
 from gateway.openai.embedding_routes import EmbeddingEndpoint
 from gateway.openai.shapes.api_errors import MODEL_NOT_FOUND, ApiError, Failure, error_document, status_of
+from gateway.openai.shapes.chat_shapes import read_chat
+from gateway.openai.shapes.completion_shapes import read_completion
 from gateway.openai.shapes.text_answers import read_delta
 from gateway.openai.text_routes import Prepared, TextEndpoints
 from gateway.openai.text_serving import keep_progress
@@ -43,6 +47,8 @@ from .response_routes import PREFIX, StoredResponses
 
 _PATIENCE_S = 60.0
 """How long a batch waits for its model: a server that starts again loads its models first."""
+_GRACE_S = 60
+"""From the end of a batch's window to the deadline of its lines: before it a gateway ends them, with the reason."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _WAIT_S = 30.0
 _INTERVAL = 32
@@ -78,7 +84,7 @@ class ModelLines:
         Raises `Cancelled` when the run is to stop before there is an answer; jobs that are not to be stored are deleted
         then, as the line is not asked again.
         """
-        is_unstored = run.state.endpoint == "/v1/responses" and line.body.get("store") is False
+        is_unstored = _is_unstored(run, line)
         try:
             result = await self._run(run, line)
         except Cancelled:
@@ -86,6 +92,34 @@ class ModelLines:
                 await self.delete(run, run.jobs.get(line.number, ()))
             raise
         return replace(result, unstored=tuple(run.jobs.get(line.number, ()))) if is_unstored else result
+
+    async def cancel(self, run: BatchRun, line: BatchLine) -> None:
+        """See `LineCalls`; those that are not to be stored are deleted. The jobs are found by their keys, so nothing is
+        asked for again.
+        """
+        try:
+            count = _choices(run.state.endpoint, line.body)
+        except ApiError:
+            return  # its body is wrong: there is no job of it
+        keys = [_key(run, line, index, form) for index in range(count) for form in ("", _PARTS)]
+        if not keys:
+            return
+        queries = self._handler.jobs.queries
+        for model in await self._models(line):
+            found = await queries.of_keys(model, keys, run.caller)
+            if _is_unstored(run, line):
+                await self.delete(run, found)
+                continue
+            for job_id in found:
+                with contextlib.suppress(NotFound):  # it is forgotten
+                    await self._handler.jobs.cancel(job_id, run.caller)
+
+    async def _models(self, line: BatchLine) -> list[str]:
+        """The model of a line; all that have had jobs where it is not served at present."""
+        try:
+            return [self._texts.models.find(line.body["model"]).served.model]
+        except ApiError:
+            return await self._handler.jobs.queries.models()
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """See `LineCalls`."""
@@ -143,7 +177,8 @@ class ModelLines:
         """The answer of a call that is no job. Raises `Cancelled` when the run stops: it may wait for ever, as where
         the model's queue is paused.
         """
-        call = asyncio.ensure_future(self._embeddings.document(body, run.caller))
+        adjust = partial(_as_of_a_line, run)
+        call = asyncio.ensure_future(self._embeddings.document(body, run.caller, adjust=adjust))
         run.calls.add(call)
         try:
             return await call
@@ -178,7 +213,7 @@ class ModelLines:
     async def _job(
         self, run: BatchRun, line: BatchLine, index: int, request: InferenceRequest, jobs: list[str]
     ) -> Sequence[InferenceResponse]:
-        request.priority = LOWEST_PRIORITY
+        _as_of_a_line(run, request)
         whole = replace(request, inputs=list(request.inputs))
         if _in_parts(request):
             try:
@@ -230,9 +265,10 @@ class ModelLines:
     ) -> str:
         """The id of the job of a response, once it has ended. Raises as `_result`."""
         prepared = await self._responses.prepare(request, run.caller)
+        _as_of_a_line(run, prepared.requests[0])
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
-        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_PRIORITY)
+        job_id, _ = await self._responses.submit(request, prepared, options)
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
             jobs.append(job_id)  # each try of the line finds the same job
@@ -271,9 +307,36 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:
+def _as_of_a_line(run: BatchRun, request: InferenceRequest) -> None:
+    """Give a request what all of lines have: the lowest priority level, and a deadline, so that none outlives its batch
+    where no gateway drives that, as in a queue that is paused.
+    """
+    request.priority = LOWEST_PRIORITY
+    request.deadline_ns = (run.state.expires_s + _GRACE_S) * 1_000_000_000
+
+
+def _is_unstored(run: BatchRun, line: BatchLine) -> bool:
+    """Whether the jobs of a line are not to be stored."""
+    return run.state.endpoint == "/v1/responses" and line.body.get("store") is False
+
+
+def _choices(url: str, body: Mapping[str, Any]) -> int:
+    """The number of texts that a body asks for, each a job. Raises `ApiError` for a wrong body."""
+    if url == "/v1/chat/completions":
+        return read_chat(body).count
+    if url == "/v1/completions":
+        wanted = read_completion(body)
+        return wanted.count * len(wanted.prompts)
+    return int(url == "/v1/responses")  # lines of embeddings are no jobs
+
+
+def _key(run: BatchRun, line: BatchLine, index: int, form: str) -> str:
     """`form` is `_PARTS`, or nothing for a request that is answered whole."""
-    key = f"{run.state.id}:{line.number}:{index}{form}{_OF_LINE}"
+    return f"{run.state.id}:{line.number}:{index}{form}{_OF_LINE}"
+
+
+def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:
+    key = _key(run, line, index, form)
     digest = blake2b(key.encode(), digest_size=16).digest()
     return DeliveryOptions(caller=run.caller, idempotency_key=key, digest=digest)
 

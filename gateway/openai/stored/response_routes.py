@@ -174,7 +174,7 @@ class StoredResponses:
         return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller)
 
     async def submit(
-        self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
+        self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions
     ) -> tuple[str, bool]:
         """Make the job of a stored response: the job's id, and whether it is new. Raises as `Handler.submit_job`."""
         note = await self._handler.offload.in_thread(0, request.note)
@@ -184,10 +184,8 @@ class StoredResponses:
         else:
             blob_id = form[NOTE_BLOB] = "openai-" + secrets.token_hex(16)
             await self._log.put_blob(blob_id, note, _BLOB_KEPT_S)
-        inference = prepared.requests[0]
-        inference.priority = priority or inference.priority
         try:
-            receipt = await self._handler.submit_job(inference, replace(options, form=form))
+            receipt = await self._handler.submit_job(prepared.requests[0], replace(options, form=form))
         except CharoniaError as error:
             if not isinstance(error, Unavailable):  # then the job may exist
                 await self._forget(form)
@@ -305,10 +303,12 @@ class StoredResponses:
         if (blob_id := stored.view.form.get(NOTE_BLOB)) is not None:
             await self._log.delete_keys([keys.blob(str(blob_id))])
 
-    async def cancel(self, job_id: str, caller: Caller) -> None:
-        """Cancel a response whose client has left."""
-        with contextlib.suppress(CharoniaError):
-            await self._handler.jobs.cancel(job_id, caller)
+    async def left(self, submitting: asyncio.Task[tuple[str, bool]], caller: Caller, *, keeps: bool) -> None:
+        """Cancel a response whose client has left, unless it is to go on, or is another call's."""
+        with contextlib.suppress(ApiError, CharoniaError):
+            job_id, created = await submitting
+            if created and not keeps:
+                await self._handler.jobs.cancel(job_id, caller)
 
 
 def add_responses(routes: RouteTable, responses: StoredResponses, serving: TextServing) -> None:
@@ -335,21 +335,22 @@ class _Responses:
             return
         digest = await call.context.handler.offload.in_thread(0, request.digest) if key else b""
         options = DeliveryOptions(caller=call.caller, idempotency_key=key, digest=digest)
-        job_id, created = await self._responses.submit(request, prepared, options)
-        stored = await self._responses.find(PREFIX + job_id, call.caller)
-        keeps = request.background or key or not created
-        if request.background and not request.stream:
-            queued = {**stored.object(), "status": "queued"}
-            await call.reply(queued if created else await self._responses.document(stored, call.caller))
-            return
+        # a task of its own: a client that leaves meanwhile has a job all the same, which has to be found
+        submitting = asyncio.create_task(self._responses.submit(request, prepared, options), name="response")
         try:
-            if request.stream:
+            job_id, created = await asyncio.shield(submitting)
+            stored = await self._responses.find(PREFIX + job_id, call.caller)
+            if request.background and not request.stream:
+                queued = {**stored.object(), "status": "queued"}
+                await call.reply(queued if created else await self._responses.document(stored, call.caller))
+            elif request.stream:
                 await self._stream(call, stored)
             else:
                 await self._reply_ended(call, stored)
         except asyncio.CancelledError:
-            if not keeps and call.scope.get("state", {}).get(CLIENT_LEFT):
-                self._responses.endings.spawn(self._responses.cancel(job_id, call.caller))
+            has_left = call.scope.get("state", {}).get(CLIENT_LEFT)
+            keeps = request.background or bool(key) or not has_left
+            self._responses.endings.spawn(self._responses.left(submitting, call.caller, keeps=keeps))
             raise
 
     async def _reply_ended(self, call: ApiCall, stored: Stored) -> None:

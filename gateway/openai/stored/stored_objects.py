@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import orjson
 
 from charonia import keys
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, Unavailable
 from charonia.eventlog.port import START, Blobs, Leases, Notes, Streams
 from gateway.openai.shapes.api_errors import ApiError
 
@@ -34,6 +35,9 @@ MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 WINDOW_S = 86_400
 FINALIZING_S = 3600
 """How long the input of a batch is kept after its window: then the lines without an answer are written from it."""
+_DECIDED_S, _ENDING_S = 30, 60
+"""An upload becomes a file this long after its entry at the latest, and counts so long. The difference is for writing
+it, and for clocks that do not run alike."""
 _PAGE = 500
 _RESULTS_PAGE = 32
 """Results read at a time: one may have a megabyte."""
@@ -86,7 +90,7 @@ class FileWriter:
     def __init__(self, log: ObjectLog, file_id: str, kept_s: int) -> None:
         self._log = log
         self._held = bytearray()
-        self._id = file_id
+        self.id = file_id
         self.kept_s = kept_s
         self.size_bytes = self.chunks = 0
 
@@ -99,24 +103,28 @@ class FileWriter:
             await self._put(chunk)
 
     async def _put(self, chunk: bytes) -> None:
-        await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self.kept_s)
+        await self._log.put_blob(_chunk(self.id, self.chunks), chunk, self.kept_s)
         self.chunks += 1
 
-    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
-        """Make the file visible."""
+    async def flush(self) -> None:
+        """Write the rest of the content."""
         if self._held:
             await self._put(bytes(self._held))
             self._held.clear()
+
+    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make the file visible."""
+        await self.flush()
         created_s = now_s()
         expires_s = created_s + self.kept_s
-        record = FileRecord(self._id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
-        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), self.kept_s)
-        await self._log.set_times(keys.stored_files(tenant), {self._id.encode(): wall_ns() // 1000})
+        record = FileRecord(self.id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
+        await self._log.put_note(keys.stored_file(self.id), orjson.dumps(asdict(record)), self.kept_s)
+        await self._log.set_times(keys.stored_files(tenant), {self.id.encode(): wall_ns() // 1000})
         return record
 
     async def abandon(self) -> None:
         """Delete what was written."""
-        await self._log.delete_keys([keys.blob(_chunk(self._id, number)) for number in range(self.chunks)])
+        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks)])
 
 
 class StoredFiles:
@@ -151,13 +159,16 @@ class StoredFiles:
         return [record for record in records if record is not None]
 
     @contextlib.asynccontextmanager
-    async def capacity(self, tenant: str, size_bytes: int | None = None) -> AsyncGenerator[int]:
+    async def capacity(
+        self, tenant: str, size_bytes: int | None = None, *, beside_bytes: int = 0
+    ) -> AsyncGenerator[int]:
         """How many bytes an upload of a tenant may have. They are reserved in this gateway meanwhile, or as many as the
-        upload says that it has. Raises a 429 `ApiError` when the tenant has too many files.
+        upload says that it has. `beside_bytes` are the results of the tenant's batches. Raises a 429 `ApiError` when
+        the tenant has too many files.
         """
         files = await self.of_tenant(tenant)
         reserved = self._reserved.get(tenant, [])
-        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved)
+        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved) - beside_bytes
         if len(files) + len(reserved) >= MAX_FILES or left <= 0:
             raise _full(len(files), len(reserved))
         limit = min(left, MAX_FILE_BYTES)
@@ -170,16 +181,64 @@ class StoredFiles:
             if not reserved:
                 del self._reserved[tenant]
 
-    async def end_upload(self, writer: FileWriter, tenant: str, filename: str, purpose: str) -> FileRecord:
-        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it:
-        other gateways take uploads, too.
+    async def end_upload(
+        self, writer: FileWriter, tenant: str, filename: str, purpose: str, *, beside_bytes: int = 0
+    ) -> FileRecord:
+        """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it.
+
+        Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
         """
-        record = await writer.end(tenant, filename, purpose)
-        files = await self.of_tenant(tenant)  # with the new one, so that of two gateways one sees both files at least
-        if len(files) > MAX_FILES or sum(one.size_bytes for one in files) > MAX_TENANT_BYTES:
-            await self.delete(record)
-            raise _full(len(files) - 1, 0)
-        return record
+        await writer.flush()
+        stream = keys.ending_files(tenant)
+        began_ns = monotonic_ns()
+        entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+        try:
+            count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
+            if count is None:
+                if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
+                    raise Unavailable("the upload could not be stored: the log was too slow, try again")
+                return await writer.end(tenant, filename, purpose)
+        finally:
+            with contextlib.suppress(CharoniaError):
+                await self._log.delete_entries(stream, [entry_id])
+        await writer.abandon()
+        raise _full(count, 0)
+
+    async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int, beside_bytes: int) -> int | None:
+        """How many files a tenant has before an upload that does not fit; None for one that fits.
+
+        An upload whose entry is in the stream and that is not a file yet counts if it fits itself behind those before
+        it. Its own gateway decides the same: it sees the same entries before it.
+        """
+        stream = keys.ending_files(tenant)
+        entries = await self._log.range(stream, START, _ALL)
+        files = {record.id: record.size_bytes for record in await self.of_tenant(tenant)}  # after the entries
+        count, total = len(files), sum(files.values()) + beside_bytes
+        gone: list[bytes] = []
+        for entry in entries:
+            if entry.id == entry_id:
+                break
+            if _time_ms(entry_id) - _time_ms(entry.id) > _ENDING_S * 1000:
+                gone.append(entry.id)  # its gateway has died
+            elif bytes(entry.fields[1]).decode() not in files and _fits(count + 1, total + int(entry.fields[3])):
+                count, total = count + 1, total + int(entry.fields[3])
+        if gone:
+            await self._log.delete_entries(stream, gone)
+        return None if _fits(count + 1, total + size_bytes) else count
+
+    async def check_batch(self, tenant: str, batches: int, result_bytes: int) -> None:
+        """Raises a 429 `ApiError` if there is no space for the output of one more batch of a tenant.
+
+        It has so many that have not ended, with results of so many bytes; each may write two files.
+        """
+        files = await self.of_tenant(tenant)
+        total = sum(record.size_bytes for record in files) + result_bytes
+        if not _fits(len(files) + 2 * (batches + 1), total + 1):
+            raise _full(len(files), 0)
+
+    async def left_bytes(self, tenant: str) -> int:
+        """What a tenant may store beside its files; negative if it has more than it may."""
+        return MAX_TENANT_BYTES - sum(record.size_bytes for record in await self.of_tenant(tenant))
 
     async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
         """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
@@ -204,6 +263,16 @@ class StoredFiles:
         chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
         await self._log.delete_keys([keys.stored_file(record.id), *chunks])
         await self._log.drop_times(keys.stored_files(record.tenant), [record.id.encode()])
+
+
+def _fits(files: int, size_bytes: int) -> bool:
+    """Whether a tenant may have so much."""
+    return files <= MAX_FILES and size_bytes <= MAX_TENANT_BYTES
+
+
+def _time_ms(entry_id: bytes) -> int:
+    """When the log took an entry, by its own clock."""
+    return int(entry_id.partition(b"-")[0])
 
 
 def _full(files: int, uploads: int) -> ApiError:
@@ -256,6 +325,12 @@ class StoredBatches:
         active = set(await self.active())
         states = [await self.state(batch_id) for batch_id in await self.of_tenant(tenant) if batch_id in active]
         return [state for state in states if state.exists and not state.outcome]
+
+    async def result_bytes(self, tenant: str, but: str = "") -> int:
+        """The bytes of the results of a tenant's batches that have not ended, as of a moment ago, without one batch."""
+        active = set(await self.active())
+        found = [batch_id for batch_id in await self.of_tenant(tenant) if batch_id in active and batch_id != but]
+        return sum(counts.result_bytes for counts in await self.progress(found) if counts is not None)
 
     async def forget(self, tenant: str, batch_ids: Sequence[str]) -> None:
         await self._log.drop_times(keys.stored_batches(tenant), [name.encode() for name in batch_ids])

@@ -278,6 +278,11 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         found = self._of(model).job(job_id)
         return None if found is None else found.record(model, with_events=True)
 
+    async def jobs_of_keys(self, model: str, key_digests: Sequence[bytes]) -> list[bytes | None]:
+        work = self._of(model)
+        known = [work.keys.get(key) for key in key_digests]
+        return [job_id if job_id and work.job(job_id) is not None else None for job_id in known]
+
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
         found = self._of(model).job(job_id)
         return None if found is None else found.result or None

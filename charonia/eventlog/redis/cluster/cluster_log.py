@@ -270,6 +270,7 @@ class ClusterLog:
     forget_sequences = _of_model("forget_sequences")
     set_retention = _of_model("set_retention")
     job = _of_model("job")
+    jobs_of_keys = _of_model("jobs_of_keys")
     job_result = _of_model("job_result")
     add_job_event = _of_model("add_job_event")
     add_job_responses = _of_model("add_job_responses")

@@ -117,6 +117,11 @@ async def test_a_status_without_a_name() -> None:
         (GET.replace(b"1.1", b"1.0").replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\n\r\n"), True),
         (GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), True),
         (post(b"{}", b"Connection: close", target=b"/a?quick"), True),
+        # one that asks for another protocol, too: it is answered in HTTP/1.1
+        (GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"), False),
+        (GET.replace(b"\r\n\r\n", b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"), True),
+        (post(b"{}", b"Connection: Upgrade\r\nConnection: close\r\nUpgrade: h2c", target=b"/a?quick"), True),
+        (GET.replace(b"1.1\r\n", b"1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"), True),
     ],
 )
 async def test_who_asks_for_the_end_gets_it(request_bytes: bytes, closes: bool) -> None:
@@ -490,6 +495,21 @@ async def test_chunks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [body for _, _, body in responses(data, ["POST"] * 2)] == [summary("POST", "/", 2, b"a" * 9)] * 2
     data = await Wire(App(Gate())).exchange(head, b"1\r\na\r\n" * 10, b"0\r\n\r\n")
     assert refusal(data) == (400, "request body has more than 10 chunks")
+
+
+async def test_a_large_body_may_have_more_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it needs where these have a KiB on average; tiny ones are few, whatever came before them."""
+    monkeypatch.setattr(protocol, "MAX_CHUNKS", 10)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"400\r\n" + b"a" * 1024 + b"\r\n"
+    for sent in ((head + chunk * 200 + b"0\r\n\r\n",), (head, *[chunk] * 200, b"0\r\n\r\n")):
+        data = await Wire(App(echo)).exchange(*sent)
+        assert [body for _, _, body in responses(data, ["POST"])] == [summary("POST", "/", 2, b"a" * 204_800)]
+    data = await Wire(App(Gate())).exchange(head, chunk * 20, b"1\r\na\r\n" * 10, b"0\r\n\r\n")
+    assert refusal(data) == (400, "request body has more than 10 chunks")
+    # what another request of the connection brought allows none
+    data = await Wire(App(echo)).exchange(head, chunk * 20 + b"0\r\n\r\n", head, b"1\r\na\r\n" * 11)
+    assert data.endswith(b'{"error":"request body has more than 10 chunks"}')
 
 
 # -- stalling ----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import CANCELLED, Cancelled
+from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import batch_runs, stored_objects
-from gateway.openai.stored.batch_facts import BatchState
+from gateway.openai.stored.batch_facts import BatchState, Counts
 from gateway.openai.stored.batch_lines import BatchLine, LineResult
 from gateway.openai.stored.batch_runs import BatchRun, BatchRuns
 from gateway.openai.stored.line_calls import ModelLines
@@ -37,6 +38,7 @@ class Lines:
         self.asked_to_delete: list[str] = []
         self.deletes = asyncio.Event()
         self.deleted: list[str] = []
+        self.cancelled: list[int] = []
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         self.ran.append(line.number)
@@ -54,6 +56,9 @@ class Lines:
             return LineResult(line.number, line.custom_id, status, {}, usage=(2, 3), unstored=self.unstored)
         finally:
             self._now -= 1
+
+    async def cancel(self, run: BatchRun, line: BatchLine) -> None:
+        self.cancelled.append(line.number)
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         self.asked_to_delete.extend(job_ids)
@@ -265,6 +270,29 @@ async def test_a_gateway_that_stops_gives_its_batches_back(world: World) -> None
     assert not set(quick.ran) & set(range(1, 11))
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_the_jobs_that_another_gateway_left_are_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Those of the lines that were under way: in their order, the first ones without a result."""
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    left, next_one = Lines(held=3), Lines()
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", left)
+    await world.done(batch_id, 3)
+    while len(left.ran) < 7:
+        await asyncio.sleep(0.001)
+    await one.close()
+    if is_full:  # its tenant has no space for more results
+        monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 1)
+    else:
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    await world.gateway("two", next_one)
+    assert (await world.ended(batch_id)).outcome == ("completed" if is_full else "cancelled")
+    assert next_one.ran == []
+    assert next_one.cancelled == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("outcome", ["cancelled", "expired"])
 async def test_what_is_done_is_kept(world: World, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_id = await world.batch(60)
@@ -375,7 +403,7 @@ async def test_lines_that_are_no_jobs_stop_too(world: World, outcome: str, monke
     class Paused:
         asked = ended = 0
 
-        async def document(self, body: dict[str, Any], caller: Any) -> dict[str, Any]:
+        async def document(self, body: dict[str, Any], caller: Any, adjust: Any) -> dict[str, Any]:
             self.asked += 1
             if self.asked == 1:
                 return {"usage": {"prompt_tokens": 1}}
@@ -471,3 +499,76 @@ async def test_a_gateway_that_is_not_the_owner_any_more_deletes_no_job(
     state = await world.ended(batch_id)
     assert (state.counts.completed, second.deleted) == (2, ["job-1", "job-1"])
     assert first.asked_to_delete == []
+
+
+# -- what a tenant may store -------------------------------------------------------------------------------------------
+
+
+class Long(Lines):
+    """Answers with a kilobyte, one line after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        async with self._turn:
+            self.ran.append(line.number)
+            await asyncio.sleep(0.005)
+            return LineResult(line.number, line.custom_id, 200, {"text": "x" * 1000})
+
+
+async def test_results_count_as_files_and_a_batch_stops_when_there_are_too_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps what is answered, and each line that is not asked says why. Other tenants go on."""
+    monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 100_000)
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    lines = Long()
+    batch_id, other_id = await world.batch(300, tenant="a"), await world.batch(20, tenant="b")
+    runs = await world.gateway("one", lines)
+    await world.done(batch_id, 10)
+    assert await world.batches.result_bytes("a") >= 10_000
+    state, other = await world.ended(batch_id), await world.ended(other_id)
+    await runs.close()
+    assert (other.outcome, other.counts.completed) == ("completed", 20)
+    assert (state.outcome, state.counts.total) == ("completed", 300)
+    found = await world.lines(state.output_file, "a")
+    assert 40 <= len(found) == state.counts.completed < 100
+    rest = await world.lines(state.error_file, "a")
+    assert len(found) + len(rest) == 300
+    assert {line["error"]["code"] for line in rest} == {"storage_exceeded"}
+    assert await world.batches.result_bytes("a") == 0  # they are files now
+    with pytest.raises(ApiError) as full:
+        async with world.files.capacity("a", 1000):
+            pass
+    assert (full.value.status, full.value.code) == (429, "storage_exceeded")
+
+
+async def test_uploads_and_batches_are_refused_while_results_take_all_the_space(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = await world.batch(3, tenant="a")
+    await world.batches.report(batch_id, Counts(result_bytes=5000))
+    monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 5000)
+    with pytest.raises(ApiError) as full:
+        async with world.files.capacity("a", 10, beside_bytes=await world.batches.result_bytes("a")):
+            pass
+    assert full.value.code == "storage_exceeded"
+    writer = world.files.writer()
+    await writer.write(b"x")
+    with pytest.raises(ApiError):
+        await world.files.end_upload(writer, "a", "in", "batch", beside_bytes=await world.batches.result_bytes("a"))
+    with pytest.raises(ApiError, match="delete some"):
+        await world.files.check_batch("a", 1, await world.batches.result_bytes("a"))
+    await world.files.check_batch("b", 1, 0)
+
+
+async def test_a_tenant_has_no_more_batches_than_files_for_their_output(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.batch(3, tenant="a")
+    monkeypatch.setattr(stored_objects, "MAX_FILES", 5)
+    await world.files.check_batch("a", 1, 0)  # 1 file, and 2 of each of two batches
+    with pytest.raises(ApiError):
+        await world.files.check_batch("a", 2, 0)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import text_handler
 
 from charonia.datatypes import DataType
 from charonia.errors import (
@@ -21,7 +22,9 @@ from charonia.errors import (
 from charonia.facts.jobs import JobState
 from charonia.inference import LOWEST_PRIORITY, InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.options.settings import GatewaySettings, OpenAiSettings
 from charonia.tensors import Tensor
+from gateway.openai.openai_application import OpenAiInterface
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import line_calls
 from gateway.openai.stored.batch_facts import BatchState, Counts
@@ -31,6 +34,8 @@ from gateway.openai.stored.line_calls import ModelLines
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 from gateway.requests.idempotency import request_digest
 
+EXPIRES_S = 2_000_000_000
+DEADLINE_NS = (EXPIRES_S + 60) * 1_000_000_000
 LINE = BatchLine(3, "id", {"model": "m", "messages": []})
 
 
@@ -42,6 +47,7 @@ class Handler:
         self.ends = list(ends)
         self.keys: list[str] = []
         self.levels: list[int] = []
+        self.deadlines: list[int] = []
         self.refusals: list[Exception] = []
         self.state = JobState.RUNNING
 
@@ -50,6 +56,7 @@ class Handler:
             raise self.refusals.pop(0)
         self.keys.append(options.idempotency_key)
         self.levels.append(request.priority)
+        self.deadlines.append(request.deadline_ns)
         return SimpleNamespace(id=f"job-{len(self.keys)}", created=True)
 
     async def result(self, job_id: str, caller: Any, wait_s: float) -> Any:
@@ -94,7 +101,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of() -> BatchRun:
-    return BatchRun(BatchState("batch_1", endpoint="/v1/chat/completions"), 1, ANYONE, Counts())
+    return BatchRun(BatchState("batch_1", endpoint="/v1/chat/completions", expires_s=EXPIRES_S), 1, ANYONE, Counts())
 
 
 def lines_of(handler: Handler, texts: Texts) -> ModelLines:
@@ -110,6 +117,7 @@ async def test_each_choice_is_a_job_at_the_lowest_level() -> None:
     assert (result.status, result.usage, result.job_id) == (200, (2, 3), "job-1")
     assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:1:line"]
     assert set(handler.levels) == {LOWEST_PRIORITY}
+    assert set(handler.deadlines) == {DEADLINE_NS}
     assert texts.added == [0, 1]
 
 
@@ -203,7 +211,7 @@ async def test_choices_that_wait_do_not_outlive_a_try() -> None:
 
 async def test_a_model_that_says_cancelled_has_answered() -> None:
     class Embeddings:
-        async def document(self, body: dict[str, Any], caller: Any) -> Any:
+        async def document(self, body: dict[str, Any], caller: Any, adjust: Any) -> Any:
             raise Cancelled("the model gave up")
 
     nothing: Any = None
@@ -345,8 +353,7 @@ class _Responses:
     async def prepare(self, request: Any, caller: Any) -> Any:
         return (await self.texts.prepare_chat({}))[0]
 
-    async def submit(self, request: Any, prepared: Any, options: DeliveryOptions, *, priority: int) -> Any:
-        prepared.requests[0].priority = priority
+    async def submit(self, request: Any, prepared: Any, options: DeliveryOptions) -> Any:
         return (await self.handler.submit_job(prepared.requests[0], options)).id, True
 
     async def find(self, response_id: str, caller: Any) -> str:
@@ -369,7 +376,7 @@ def responses_of(handler: Handler, *names: str) -> tuple[ModelLines, _Responses,
     nothing: Any = None
     responses = _Responses(handler, _Resumable(*names))
     asked: Any = responses
-    run = BatchRun(BatchState("batch_1", endpoint="/v1/responses"), 1, ANYONE, Counts())
+    run = BatchRun(BatchState("batch_1", endpoint="/v1/responses", expires_s=EXPIRES_S), 1, ANYONE, Counts())
     return ModelLines(made, nothing, nothing, asked), responses, run
 
 
@@ -382,6 +389,7 @@ async def test_a_response_that_is_not_stored_names_its_jobs_and_keeps_them_until
     result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
     assert (result.status, result.job_id, result.usage) == (200, "job-2", (2, 3))
     assert handler.keys == ["batch_1:3:0:parts:line", "batch_1:3:0:line"]
+    assert (set(handler.levels), set(handler.deadlines)) == ({LOWEST_PRIORITY}, {DEADLINE_NS})
     assert (result.unstored, responses.deleted) == (unstored, [])
     for _ in range(2):  # also by the next owner of the batch
         await lines.delete(run, result.unstored)
@@ -433,3 +441,95 @@ async def test_a_response_whose_model_has_another_interface_meanwhile(gains: boo
         lines, _, run = responses_of(handler, *names)
         assert (await lines.run(run, RESPONSE)).status == 200
     assert sorted(handler.keys) == ["batch_1:3:0:line", "batch_1:3:0:parts:line"]
+
+
+# -- what another gateway has left -------------------------------------------------------------------------------------
+
+
+class _Left:
+    """Jobs of models, by key, of which some were forgotten a moment ago."""
+
+    def __init__(self, jobs: dict[str, dict[str, str]], *forgotten: str) -> None:
+        self.jobs = self.queries = self
+        self._jobs = jobs
+        self._forgotten = forgotten
+        self.cancelled: list[str] = []
+
+    async def models(self) -> list[str]:
+        return list(self._jobs)
+
+    async def of_keys(self, model: str, keys: list[str], caller: Caller) -> list[str]:
+        return [self._jobs[model][key] for key in keys if key in self._jobs[model]]
+
+    async def cancel(self, job_id: str, caller: Caller) -> None:
+        if job_id in self._forgotten:
+            raise NotFound("job not found")
+        self.cancelled.append(job_id)
+
+
+class _Models:
+    """Serves the model `m` alone."""
+
+    def find(self, name: str) -> Any:
+        if name != "m":
+            raise ApiError("no such model", status=404, code="model_not_found")
+        return SimpleNamespace(served=SimpleNamespace(model="m"))
+
+
+def left(jobs: dict[str, dict[str, str]], *forgotten: str) -> tuple[ModelLines, _Left]:
+    handler: Any = _Left(jobs, *forgotten)
+    texts: Any = SimpleNamespace(models=_Models())
+    nothing: Any = None
+    return ModelLines(handler, texts, nothing, nothing), handler
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}
+
+
+async def test_jobs_are_found_by_their_keys_and_cancelled() -> None:
+    jobs = {"batch_1:3:0:parts:line": "a", "batch_1:3:0:line": "b", "batch_1:3:1:line": "c", "batch_1:4:0:line": "d"}
+    lines, handler = left({"m": jobs, "other": {"batch_1:3:0:line": "e"}}, "b")
+    await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
+    assert sorted(handler.cancelled) == ["a", "c"]
+
+
+async def test_jobs_of_a_model_that_is_not_served_are_found_too() -> None:
+    lines, handler = left({"other": {"batch_1:3:0:line": "e"}, "another": {"batch_1:3:1:line": "f"}})
+    await lines.cancel(run_of(), BatchLine(3, "id", {**CHAT, "model": "gone"}))
+    assert sorted(handler.cancelled) == ["e", "f"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"), [("/v1/chat/completions", {**CHAT, "n": -1}), ("/v1/embeddings", {"model": "m"})]
+)
+async def test_a_line_that_is_no_job_has_none_to_cancel(endpoint: str, body: dict[str, Any]) -> None:
+    lines, handler = left({"m": {"batch_1:3:0:line": "a"}})
+    run = run_of()
+    run.state.endpoint = endpoint
+    await lines.cancel(run, BatchLine(3, "id", body))
+    assert handler.cancelled == []
+
+
+async def test_each_text_of_a_completion_is_a_job() -> None:
+    lines, handler = left({"m": {f"batch_1:3:{index}:line": str(index) for index in range(6)}})
+    run = run_of()
+    run.state.endpoint = "/v1/completions"
+    await lines.cancel(run, BatchLine(3, "id", {"model": "m", "prompt": ["x", "y"], "n": 2}))
+    assert handler.cancelled == ["0", "1", "2", "3"]
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["embeds", "vectors"])
+async def test_requests_of_embeddings_have_the_level_and_the_deadline_of_a_line(model: str) -> None:
+    handler = text_handler.TextHandler()
+    serving: Any = OpenAiInterface(GatewaySettings(incarnation="test", openai=OpenAiSettings()), handler).embeddings
+    nothing: Any = None
+    lines = ModelLines(nothing, nothing, serving, nothing)
+    run = run_of()
+    run.state.endpoint = "/v1/embeddings"
+    result = await lines.run(run, BatchLine(3, "id", {"model": model, "input": ["one", "two"]}))
+    assert result.status == 200
+    found = {(request.priority, request.deadline_ns) for request in handler.requests}
+    assert (len(handler.requests), found) == (2, {(LOWEST_PRIORITY, DEADLINE_NS)})

@@ -8,6 +8,7 @@ import random
 import string
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,6 +21,7 @@ from charonia import keys
 from charonia.errors import ResourceExhausted
 from charonia.generation.text_assets import TextAssets
 from charonia.options.settings import GatewaySettings
+from gateway.http.bodies import CLIENT_LEFT
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
@@ -288,3 +290,56 @@ async def test_what_a_response_repeats_is_bounded(stored: Any) -> None:
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         reply = await client.post("/v1/responses", json={"model": "plain", "input": "a", name: "x" * 100_000})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "is_kept"),
+    [({}, b"", False), ({"stream": True}, b"", False), ({"background": True}, b"", True), ({}, b"key-1", True)],
+)
+@pytest.mark.parametrize("step", ["it is recorded", "it is found"])
+async def test_a_client_that_leaves_before_its_response_began(
+    stored: Any, handler: Any, more: dict[str, Any], key: bytes, is_kept: bool, step: str
+) -> None:
+    """The job that it asked for is cancelled, once it is known, unless it was to go on."""
+    interface, _ = stored
+    job_id = "a" * 32 + ".says"
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+    cancelled: list[str] = []
+
+    async def hold(here: bool) -> None:
+        if here:
+            asked.set()
+            await goes_on.wait()
+
+    async def submit_job(*_: Any) -> Any:
+        await hold(step == "it is recorded")
+        return SimpleNamespace(id=job_id, created=True)
+
+    async def view(*_: Any) -> Any:
+        await hold(True)
+
+    async def cancel(found: str, _caller: Any) -> None:
+        cancelled.append(found)
+
+    handler.submit_job = submit_job
+    handler.jobs = SimpleNamespace(cancel=cancel, queries=SimpleNamespace(view=view))
+    body = json.dumps({"model": "says", "input": "x", **more}).encode()
+    headers = [(b"idempotency-key", key)] if key else []
+    state: dict[str, Any] = {}
+    scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers, "state": state}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(_message: Any) -> None:
+        pytest.fail("the client has left")
+
+    call = asyncio.create_task(interface.answer(scope, receive, send))
+    async with asyncio.timeout(LIMIT_S):
+        await asked.wait()
+        state[CLIENT_LEFT] = True
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        goes_on.set()
+        await interface.stored.close()  # waits for what is still to be done
+    assert cancelled == ([] if is_kept else [job_id])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from charonia.clock import wall_ns
 from gateway.webhooks.addresses import parse_url
-from gateway.webhooks.hosts import DIGEST_BYTES, Hosts, digest
+from gateway.webhooks.loads import DIGEST_BYTES, Loads, digest_of_host
 
 
 def test_a_host_is_its_name_and_port_whatever_the_path() -> None:
-    assert digest(parse_url("http://a.org/x")) == digest(parse_url("http://A.org:80/y?z"))
-    assert digest(parse_url("http://a.org/x")) != digest(parse_url("https://a.org/x"))
-    assert len(digest(parse_url("http://a.org"))) == DIGEST_BYTES
+    assert digest_of_host(parse_url("http://a.org/x")) == digest_of_host(parse_url("http://A.org:80/y?z"))
+    assert digest_of_host(parse_url("http://a.org/x")) != digest_of_host(parse_url("https://a.org/x"))
+    assert len(digest_of_host(parse_url("http://a.org"))) == DIGEST_BYTES
 
 
 def test_what_is_put_off_comes_back_at_the_pace_of_the_host() -> None:
-    host = Hosts(concurrency=2).get(b"a")
+    host = Loads(concurrency=2).get(b"a")
     for _ in range(100):
         host.took(10.0)
     now_us = wall_ns() // 1000
@@ -26,10 +26,10 @@ def test_what_is_put_off_comes_back_at_the_pace_of_the_host() -> None:
 
 
 def test_hosts_that_rest_are_forgotten_and_those_at_work_are_not() -> None:
-    hosts = Hosts(concurrency=2)
+    hosts = Loads(concurrency=2)
     busy = hosts.get(b"busy")
     busy.held = 1
     for n in range(5000):
         hosts.get(n.to_bytes(4, "big"))
     assert hosts.get(b"busy") is busy
-    assert len(hosts._hosts) <= 4097
+    assert len(hosts._loads) <= 4097

@@ -1,8 +1,11 @@
-"""The load of each host that webhooks are sent to, so that a slow host delays only its own."""
+"""The load of each tenant, and of each host that it sends webhooks to: which of them has more than its share waiting.
+
+Its webhooks are postponed in the log, by the pace at which the others are called. How many calls run at a time is in
+`turns`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 
 from charonia.clock import wall_ns
@@ -19,16 +22,20 @@ _MAX_POSTPONED_S = 600.0
 _REMEMBERED = 4096
 
 
-def digest(endpoint: Endpoint) -> bytes:
+def digest_of_host(endpoint: Endpoint) -> bytes:
     """Names a host in the set of webhooks to call, so that those of a busy host are skipped without reading jobs."""
     return hashlib.blake2b(endpoint.name.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-class Host:
-    """The load of one host: `turns` bounds its concurrent calls; `held` are the webhooks that have or await a turn."""
+def digest_of_tenant(tenant: str) -> bytes:
+    """Names a tenant there, for the same reason."""
+    return hashlib.blake2b(tenant.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+class Load:
+    """The load of one tenant, or of one tenant at one host. `held` are the webhooks that have or await a turn."""
 
     def __init__(self, concurrency: int) -> None:
-        self.turns = asyncio.Semaphore(concurrency)
         self.held = 0
         self._concurrency = concurrency
         self._call_s = _FIRST_GUESS_S
@@ -47,25 +54,25 @@ class Host:
         self._call_s += _WEIGHT * (seconds - self._call_s)
 
     def postponed_us(self) -> int:
-        """When there may be capacity for one more: each is postponed a little further, by the host's pace."""
+        """When there may be capacity for one more: each is postponed a little further, by the pace of the calls."""
         now_us = wall_ns() // 1000
         step_us = int(self._call_s / self._concurrency / _HASTE * 1e6) + 1
         self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MAX_POSTPONED_S * 1e6))
         return self._free_us
 
 
-class Hosts:
-    """Every host with work, by digest."""
+class Loads:
+    """Every load that is not idle, by digest, and some idle ones. `concurrency`: the calls that one can have."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
-        self._hosts: dict[bytes, Host] = {}
+        self._loads: dict[bytes, Load] = {}
 
-    def get(self, name: bytes) -> Host:
-        host = self._hosts.get(name)
-        if host is None:
-            if len(self._hosts) >= _REMEMBERED:
-                for idle in [key for key, known in self._hosts.items() if known.idle]:
-                    del self._hosts[idle]
-            host = self._hosts[name] = Host(self._concurrency)
-        return host
+    def get(self, name: bytes) -> Load:
+        load = self._loads.get(name)
+        if load is None:
+            if len(self._loads) >= _REMEMBERED:
+                for idle in [key for key, known in self._loads.items() if known.idle]:
+                    del self._loads[idle]
+            load = self._loads[name] = Load(self._concurrency)
+        return load
