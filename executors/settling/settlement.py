@@ -16,6 +16,7 @@ from typing import Any
 
 from charonia.calls.entry_packer import inputs_of, replies_of, replies_to, reported_response
 from charonia.eventlog.port import Reply
+from charonia.facts import counters
 from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
@@ -174,14 +175,11 @@ def increments(
             _add_execution(totals, records, execution, indices)
     for failure in executed.failures:
         if won is None or won[failure.index]:
-            waited = failure.end_ns - records[failure.index].accepted_ns
-            _add(totals, "fail_count", 1)
-            _add(totals, "fail_ns", max(0, waited))
-            _add(totals, failure.reason, 1)
+            waited_ns = failure.end_ns - records[failure.index].accepted_ns
+            counters.add(totals, counters.of_failures(1, waited_ns, failure.reason))
     for index, counts in executed.responses.items():
         if won is None or won[index] or index in executed.cancelled:
-            for name, value in counts.items():
-                _add(totals, name, value)
+            counters.add(totals, counts)
     return totals
 
 
@@ -198,39 +196,23 @@ def _add_execution(
     else:  # the clocks of two machines differ: no duration may be negative
         queued = sum([max(0, start - at) for at in accepted])
         whole = sum([max(0, end - at) for at in accepted])
-    size = f"b{execution.rows}"
-    added = {
-        "success_count": count,
-        "success_ns": whole,
-        "queue_count": count,
-        "queue_ns": queued,
-        "compute_input_count": count,
-        "compute_input_ns": count * execution.input_ns,
-        "compute_infer_count": count,
-        "compute_infer_ns": count * execution.infer_ns,
-        "compute_output_count": count,
-        "compute_output_ns": count * execution.output_ns,
-        "inference_count": sum([record.rows for record in chosen]),
-        "execution_count": 1,
-        size + "_count": 1,
-        size + "_input_ns": execution.input_ns,
-        size + "_infer_ns": execution.infer_ns,
-        size + "_output_ns": execution.output_ns,
-    }
+    input_ns, infer_ns, output_ns = execution.input_ns, execution.infer_ns, execution.output_ns
+    rows = sum([record.rows for record in chosen])
+    values = (
+        *(count, whole, count, queued),
+        *(count, count * input_ns, count, count * infer_ns),
+        *(count, count * output_ns, rows, 1),
+        *(1, input_ns, infer_ns, output_ns, start // 1_000_000),
+    )
+    names = counters.of_execution(execution.rows)
+    added = dict(zip(names, values, strict=True))
     if not execution.first:
-        for name in ("execution_count", size + "_count", size + "_input_ns", size + "_infer_ns", size + "_output_ns"):
+        for name in names[counters.OF_RUN]:
             del added[name]
-    last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
     if totals:
-        for name, value in added.items():
-            _add(totals, name, value)
+        counters.add(totals, added)
     else:  # nearly always: a batch is one execution
         totals.update(added)
-    totals["last_inference_ms"] = last_ms
-
-
-def _add(totals: dict[str, int], name: str, value: int) -> None:
-    totals[name] = totals.get(name, 0) + value
 
 
 def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
