@@ -23,9 +23,9 @@ from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, 
 from executors.repository.model_repository import ModelRepository
 
 from . import corrections
+from .broken_rules import further_problems
 from .explanations import Explanation, explain
 from .faults import Fault, Move, Note, Place, TextEdit
-from .more_faults import further_problems
 from .offline_models import ENVIRONMENT, OfflineModels
 
 _MAX_CORRECTIONS = 200
