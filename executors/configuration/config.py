@@ -4,7 +4,7 @@ clients read it back (C8, C60).
 The canonical form is the message `protos.model_config_pb2.ModelConfig`; hot paths read
 `charonia.models.interface.ModelInterface`. Here is which rules hold (`structure_rules`, `instance_rules`): a load stops
 at the first that is broken, `charonia check` tries all. The rules are in `validation` and `sequence_validation`;
-`executors.repository.pbtxt` parses texts, `executors.repository.model_repository` reads files.
+`charonia.models.config_forms` parses texts, `executors.repository.model_repository` reads files.
 
 A configuration goes through: `validate_structure` (as written, backend known) -> autofill -> `normalise` ->
 `validate` -> `ModelInterface.of`.
@@ -18,7 +18,7 @@ from functools import partial
 from charonia.errors import ConfigError
 from charonia.models.caching import caching_rules
 from charonia.models.config_errors import InstanceError, StructureError, poll_failure
-from charonia.models.json_form import from_json, to_json
+from charonia.models.config_forms import from_json, to_json
 from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
 from charonia.models.recording_rules import recording_rules

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.config_errors import InstanceError, StructureError
+from charonia.models.config_forms import parse
 from charonia.models.names import model_key
 from executors.configuration import autofill
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
-from . import pbtxt
 from .files import FileEntry, contained, entry_of, is_hidden, read_file, walk
 
 CONFIG_FILE = "config.pbtxt"
@@ -249,7 +249,7 @@ def written_config(path: Path) -> ModelConfig:
 def parse_config(file_name: str, content: bytes) -> ModelConfig:
     """Parse a configuration file's content. Raises `StructureError`."""
     try:
-        return pbtxt.parse(content.decode("utf-8"))
+        return parse(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise StructureError(f"unable to read '{file_name}': {error}") from error
     except StructureError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from charonia.generation.text_tensors import ASSETS_PARAMETER
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from charonia.tasks import Tasks
 from gateway.handler import Handler
 from protos.model_config_pb2 import ModelConfig

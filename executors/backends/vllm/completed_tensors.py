@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from charonia.errors import InvalidArgument
 from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
 from charonia.models.config_errors import InstanceError
-from charonia.models.json_form import from_json, to_json
+from charonia.models.config_forms import from_json, to_json
 from charonia.models.repeatable import RESUMABLE
 from executors.configuration.autocomplete import set_max_batch_size, set_model_transaction_policy
 from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from charonia.datatypes import DataType
 from charonia.inference import LOWEST_PRIORITY
+from charonia.models.config_forms import parse
 from charonia.models.interface import InstanceGroup, ModelInterface, TensorSpec, Warmup, WarmupInput
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 CONFIG = """
 name: "m" backend: "onnxruntime" platform: "onnxruntime_onnx" max_batch_size: 8

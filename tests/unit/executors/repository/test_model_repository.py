@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable, Unsupported
+from charonia.models.config_forms import parse
 from executors.configuration.config import InstanceError, StructureError, normalise
 from executors.repository import model_directory as module
 from executors.repository.model_directory import content_hash, load_labels
 from executors.repository.model_repository import ModelRepository
-from executors.repository.pbtxt import parse
 
 
 def _write(path: Path, content: str | bytes = b"") -> Path:
