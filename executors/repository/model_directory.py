@@ -32,13 +32,6 @@ class Fingerprint:
     shared: str
     versions: Mapping[int, str] = field(default_factory=dict)
 
-    def changed_versions(self, before: Fingerprint) -> set[int]:
-        """Versions that were added, removed or changed since `before`: all of them when a shared file changed."""
-        if (self.config, self.shared) != (before.config, before.shared):
-            return set(self.versions) | set(before.versions)
-        either = set(self.versions) | set(before.versions)
-        return {version for version in either if self.versions.get(version) != before.versions.get(version)}
-
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:

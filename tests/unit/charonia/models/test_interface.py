@@ -40,7 +40,6 @@ def test_everything_a_request_path_reads() -> None:
     assert list(interface.outputs.items()) == [("y", y), ("b", TensorSpec("b", DataType.INT64, (-1,)))]
     assert interface.required_inputs == {"z"}
     assert interface.has_ragged_input
-    assert interface.label_filenames == {"y": "labels.txt"}
     assert (interface.client_shape(z), interface.backend_shape(z)) == ((-1, -1, 4), (-1, -1, 2, 2))
     assert (interface.client_shape(a), interface.backend_shape(a)) == ((-1, 1), (-1,))
     assert interface.instance_groups == (InstanceGroup("m_0", 2, "KIND_GPU", (0, 1), passive=True, host_policy="p"),)
