@@ -1,4 +1,4 @@
-"""The full way alone: sends synchronous requests to the log, each with its own record, and waits for their answers.
+"""Sends the synchronous requests of the full way to the log, each with its own record, and waits for their answers.
 
 `charonia.calls.requester` sends entries and matches answers to callers; `lane` sends waves; `jobs` handles requests
 that outlive their call.

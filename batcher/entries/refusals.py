@@ -19,11 +19,9 @@ from charonia.facts import counters
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tasks import insist
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure
+from charonia.wire import FIELD_ABOUT, FIELD_RECORD, RequestRecord, pack_failure
 
 from .carriers import RETRY_S, carried_of
-
-FIELD_ABOUT = b"m"
 
 Refused = RejectRequest | CondemnRequest
 

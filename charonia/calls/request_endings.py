@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import DEADLINE_EXCEEDED, Cancelled, InternalError
+from charonia.errors import CANCELLED, DEADLINE_EXCEEDED, Cancelled, InternalError
 from charonia.eventlog.port import ControlLog, Jobs, QueueLog, Reply, Statistics, Work
 from charonia.facts import counters
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
@@ -42,6 +42,7 @@ class Ending:
         return dict.fromkeys(ids, JobEnd(self.state, b"", {"error": self.error, "by": self.by}))
 
 
+BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
 
 

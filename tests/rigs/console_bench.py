@@ -22,9 +22,9 @@ from charonia.eventlog.redis import open_log
 from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob
 from charonia.models.config_forms import parse
-from charonia.operations.dead_letters import FIELD_ABOUT
 from charonia.tensors import Tensor
 from charonia.wire import (
+    FIELD_ABOUT,
     FIELD_RECORD,
     FLAG_JOB,
     FLAG_JOURNALLED,

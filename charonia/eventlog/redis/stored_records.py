@@ -41,12 +41,11 @@ from charonia.eventlog.redis.scripts import Script
 from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, Argument, pack, pack_pieces
 from charonia.facts import counters
 from charonia.facts.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
-from charonia.facts.journal import pack_ended
+from charonia.facts.journal import NOT_JOURNALLED, pack_ended
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
 _LOST, _WON = b"01"
-_NOT_JOURNALLED = ord("-")
 
 _attempt = itemgetter(1)
 
@@ -127,11 +126,11 @@ def _recorded(
 def _ended_fact(requests: Requests, outcomes: bytes, ran: tuple[str, str] | None) -> tuple[bytes, bytes]:
     """The fact about those that have an outcome, and which they are: b"" when all have, or none."""
     mask = b""
-    if _NOT_JOURNALLED in outcomes:
-        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != _NOT_JOURNALLED]
+    if NOT_JOURNALLED in outcomes:
+        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != NOT_JOURNALLED]
         if not requests:
             return b"", b""
-        mask = bytes([_LOST if outcome == _NOT_JOURNALLED else _WON for outcome in outcomes])
+        mask = bytes([_LOST if outcome == NOT_JOURNALLED else _WON for outcome in outcomes])
         outcomes = outcomes.replace(b"-", b"")
     return pack_ended([one[0] for one in requests], [one[1] for one in requests], outcomes, ran), mask
 
