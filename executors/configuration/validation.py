@@ -2,7 +2,7 @@
 
 `config` calls these checks, and `sequence_validation` has those of `sequence_batching`. Every field is parsed and
 validated; an unsupported one is rejected with an error that names it (`unsupported_features`), never ignored.
-`executors.loading.composition` checks the models that an ensemble is composed of (C52).
+`executors.loading.composing_models` checks the models that an ensemble is composed of (C52).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from charonia.wire import (
 )
 from executors.batches.batch_results import OTHER, Executed, Execution, Failure
 from executors.running.submitted_batch import SubmittedBatch
-from executors.settling.settlement import with_reports
+from executors.settling.trace_reports import with_reports
 
 X = Tensor.of("x", np.ones((1, 2), np.float32))
 META = request_meta(3, "abc", [X], (), {})
