@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 class Performer:
     """Performs orders on one log."""
 
-    def __init__(self, log: EventLog, *, answer_s: float = _ANSWER_S) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._event_log = log
-        self._answer_s = answer_s
+        self._answer_s = _ANSWER_S
         self._tasks = Tasks()
         self._ways: dict[Action, Callable[[Order, Viewer], Awaitable[Notice]]] = {
             Action.PAUSE: self._pause,

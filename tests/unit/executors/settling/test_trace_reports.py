@@ -114,7 +114,7 @@ def test_what_cannot_be_reported_is_answered_all_the_same(
     def fails(*_: Any) -> bytes:
         raise ValueError("broken")
 
-    monkeypatch.setattr("executors.settling.settlement.reported_response", fails)
+    monkeypatch.setattr("executors.settling.trace_reports.reported_response", fails)
     one = record(1, context(1))
     executed = Executed([answer(one)], [run(0)])
     assert with_reports(batch(one), executed, executed.answers, "e-1") == executed.answers
