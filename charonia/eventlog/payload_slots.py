@@ -1,4 +1,5 @@
-"""Reused slots of shared memory for large tensors (docs/adr/0017).
+"""Reused slots of shared memory for large tensors (docs/adr/0017). Those of models' processes are others:
+`executors/backends/python/protocol/shared_slots.py`.
 
 A slot is a file of its owner's payload directory that stays mapped, in the owner and in its readers, from use to use: a
 payload costs one copy into warm pages, where a file of its own costs its creation, new pages and its removal.
