@@ -224,8 +224,7 @@ class ExecutorMetrics(Collector):
         """Count one request that no gateway counts. `failure` is its failure reason, or empty."""
         totals = self._of(model, version)
         if failure:
-            reason = failure.removeprefix("fail_")
-            totals.unawaited_failures[reason] = totals.unawaited_failures.get(reason, 0) + 1
+            totals.unawaited_failures[failure] = totals.unawaited_failures.get(failure, 0) + 1
         else:
             totals.unawaited += 1
             totals.unawaited_ns += duration_ns

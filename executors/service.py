@@ -58,8 +58,8 @@ from .settling.wave_settler import ReplySockets
 
 _log = logging.getLogger(__name__)
 
-_NAMES_EVERY_S = 1.0
 _POLL_FAILED = "polling the model repository failed"
+_NAMES_EVERY_S = 1.0
 """How often the directories of local repositories are checked for new names: a `stat` each."""
 
 

@@ -1,4 +1,4 @@
-"""The full way alone: sends synchronous requests to the log, each with its own record, and waits for their answers.
+"""Sends the synchronous requests of the full way to the log, each with its own record, and waits for their answers.
 
 `charonia.calls.requester` sends entries and matches answers to callers; `lane` sends waves; `jobs` handles requests
 that outlive their call.
@@ -37,6 +37,7 @@ from charonia.errors import (
     shed,
 )
 from charonia.eventlog.port import RequestLog, Work
+from charonia.facts import counters
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, ResponseRecord
@@ -285,7 +286,7 @@ class Deadlines:
 
     async def _expire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
         journalled = self._journal_jobs if waiter.is_job else self._journal_all
-        increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
+        increments = counters.of_failures(1, wall_ns() - armed_ns, "REJECTED")
         try:
             async with asyncio.timeout(_LOG_PATIENCE_S):
                 while not waiter.future.done():

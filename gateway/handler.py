@@ -232,7 +232,7 @@ class Handler(Protocol):
     def model_metadata(self, name: str, version: str) -> ModelMetadata: ...
 
     def model_config(self, name: str, version: str) -> ModelConfig:
-        """The normalised configuration (H6); `charonia.models.json_form.to_json` gives its JSON form."""
+        """The normalised configuration (H6); `charonia.models.config_forms.to_json` gives its JSON form."""
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         """The version that an inference with this name and version would use. Raises E5's errors.

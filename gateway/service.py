@@ -1,6 +1,7 @@
 """Implements `gateway.handler.Handler` over the catalog and the log.
 
-Joins admission, waves, the full way, control plane and statistics; it knows no protocol and no socket.
+Joins admission, response cache, waves, the full way, jobs, routing rules, shadows and recordings, tenants, shared
+memory, control plane and statistics; it knows no protocol and no socket.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ class GatewayService:
             if one.fallback is None:
                 record = await self._send(entrance, one)
             else:
-                with self._requester.coming():  # a gateway that stops waits for what is run again
+                with self._requester.waiting_caller():  # a gateway that stops waits for what is run again
                     record = await self._send(entrance, one)
                     if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
                         entrance, one = again
@@ -352,7 +353,7 @@ class GatewayService:
     async def _answered(
         self, entrance: Entrance, one: AdmittedRequest, moved: Callable[[Entrance], None]
     ) -> ResponseRecord:
-        """The answer of `_send`, or of the present version if a candidate has failed the request: `moved` is told."""
+        """The answer of `_send`; if a candidate fails, the present version's, for whose entrance `moved` is called."""
         record = await self._send(entrance, one)
         if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
             moved(again[0])
@@ -393,7 +394,7 @@ class GatewayService:
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
         """The answer to a request that joins a wave, or takes the full way if the wave cannot leave."""
         request = one.request
-        with self._requester.coming():
+        with self._requester.waiting_caller():
             data = tuple([tensor.data for tensor in request.inputs])
             if not way.takes_at_once(data):
                 return await self._dataplane.infer(one)
@@ -403,7 +404,7 @@ class GatewayService:
 
     async def _counted_open(self, answer: Awaitable[_Answer]) -> _Answer:
         """Await an answer, and count it as open work, also while nothing is pending in the requester."""
-        with self._requester.coming():
+        with self._requester.waiting_caller():
             return await answer
 
     async def stream(
@@ -438,7 +439,7 @@ class GatewayService:
             records = self.jobs.stream(one)
         if in_regions is not None:
             records = in_regions.each(records)
-        with self._requester.coming():
+        with self._requester.waiting_caller():
             failed: CharoniaError | None = None
             counted = False
             seen = 0
@@ -583,7 +584,7 @@ class GatewayService:
 
     def route(self, name: str) -> RouteRule | None:
         rule = self._catalog.routes.rules.get(self._catalog.resolve(name))
-        # who knows a header's value can ask for the candidate
+        # a client that knows a header's value can ask for the candidate
         return rule if rule is None or self._model_control.is_allowed else without_values(rule)
 
     async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:

@@ -25,6 +25,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import JobLog, Reply, SettlementLog
 from charonia.eventlog.refusal_texts import answer_too_large
+from charonia.facts import counters
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import RECEIPT, Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
@@ -246,8 +247,7 @@ class Endings:
             else:
                 totals.succeeded(b"", end.record.rows, end.record.accepted_ns, end.tally, now_ns)
                 counts = self.counted.setdefault(end.record.meta.version, {})
-                for name, amount in totals.by_key[b""].items():
-                    counts[name] = counts.get(name, 0) + amount
+                counters.add(counts, totals.by_key[b""])
                 latencies = self._latencies.of(self._model, end.record.meta.version)
                 if latencies is not None:
                     self._observe(latencies, end)
@@ -255,8 +255,7 @@ class Endings:
                     taken_ns = max(0, now_ns - end.record.accepted_ns)
                     if latencies is not None:
                         latencies.observe("request", taken_ns, monotonic_ns())
-                    counts["unawaited_count"] = counts.get("unawaited_count", 0) + 1
-                    counts["unawaited_ns"] = counts.get("unawaited_ns", 0) + taken_ns
+                    counters.add(counts, {"unawaited_count": 1, "unawaited_ns": taken_ns})
 
     @staticmethod
     def _observe(latencies: ModelLatencies, end: _End) -> None:

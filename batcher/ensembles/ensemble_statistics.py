@@ -6,10 +6,10 @@ Pure. Its compute times are the sums of its steps'. The models of the steps coun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
+from charonia.facts import counters
 from charonia.facts.usage import Steps
 
 
@@ -39,37 +39,18 @@ class Totals:
 
     def succeeded(self, key: bytes, rows: int, accepted_ns: int, tally: Tally, now_ns: int) -> None:
         """Counts one request as answered."""
-        size = f"b{rows}"
-        self._add(
-            key,
-            {
-                "success_count": 1,
-                "success_ns": max(0, now_ns - accepted_ns),
-                "queue_count": 1,
-                "queue_ns": max(0, tally.start_ns - accepted_ns),
-                "compute_input_count": 1,
-                "compute_input_ns": tally.input_ns,
-                "compute_infer_count": 1,
-                "compute_infer_ns": tally.infer_ns,
-                "compute_output_count": 1,
-                "compute_output_ns": tally.output_ns,
-                "inference_count": rows,
-                "execution_count": 1,
-                size + "_count": 1,
-                size + "_input_ns": tally.input_ns,
-                size + "_infer_ns": tally.infer_ns,
-                size + "_output_ns": tally.output_ns,
-            },
+        input_ns, infer_ns, output_ns = tally.input_ns, tally.infer_ns, tally.output_ns
+        values = (
+            *(1, max(0, now_ns - accepted_ns), 1, max(0, tally.start_ns - accepted_ns)),
+            *(1, input_ns, 1, infer_ns),
+            *(1, output_ns, rows, 1),
+            *(1, input_ns, infer_ns, output_ns, tally.start_ns // 1_000_000),
         )
-        counts = self.by_key[key]
-        counts["last_inference_ms"] = max(counts.get("last_inference_ms", 0), tally.start_ns // 1_000_000)
+        increments = dict(zip(counters.of_execution(rows), values, strict=True))
+        counters.add(self.by_key.setdefault(key, {}), increments)
 
     def failed(self, key: bytes, accepted_ns: int, now_ns: int) -> None:
         """Counts one request that failed in its graph: twice, as Triton counts both its answer and its end."""
         taken_ns = FAILURES_IN_ENSEMBLE * max(0, now_ns - accepted_ns)
-        self._add(key, {"fail_count": FAILURES_IN_ENSEMBLE, "fail_ns": taken_ns, "fail_OTHER": FAILURES_IN_ENSEMBLE})
-
-    def _add(self, key: bytes, increments: Mapping[str, int]) -> None:
-        counts = self.by_key.setdefault(key, {})
-        for name, amount in increments.items():
-            counts[name] = counts.get(name, 0) + amount
+        increments = counters.of_failures(FAILURES_IN_ENSEMBLE, taken_ns, "OTHER")
+        counters.add(self.by_key.setdefault(key, {}), increments)

@@ -15,14 +15,13 @@ from charonia.calls.entry_packer import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Jobs, Reply, SettlementLog
+from charonia.facts import counters
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.tasks import insist
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure
+from charonia.wire import FIELD_ABOUT, FIELD_RECORD, RequestRecord, pack_failure
 
 from .carriers import RETRY_S, carried_of
-
-FIELD_ABOUT = b"m"
 
 Refused = RejectRequest | CondemnRequest
 
@@ -177,6 +176,5 @@ def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int
         of_key = counts.setdefault(keys.statistics(model, record.meta.version, record.meta.content_hash), {})
         waited_ns = max(0, now_ns - record.accepted_ns)
         count, reason = decision.request.count, _reason(decision)
-        for name, amount in (("fail_count", count), ("fail_ns", count * waited_ns), (f"fail_{reason}", count)):
-            of_key[name] = of_key.get(name, 0) + amount
+        counters.add(of_key, counters.of_failures(count, count * waited_ns, reason))
     return counts

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import DEADLINE_EXCEEDED, Cancelled, InternalError
+from charonia.errors import CANCELLED, DEADLINE_EXCEEDED, Cancelled, InternalError
 from charonia.eventlog.port import ControlLog, Jobs, QueueLog, Reply, Statistics, Work
+from charonia.facts import counters
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import RequestRecord, pack_failure
@@ -41,6 +42,7 @@ class Ending:
         return dict.fromkeys(ids, JobEnd(self.state, b"", {"error": self.error, "by": self.by}))
 
 
+BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 EXPIRED = Ending(JobState.EXPIRED, DEADLINE_EXCEEDED, "deadline")
 
 
@@ -138,10 +140,8 @@ async def count_failures(
         version = version_of(record)
         if version in hashes:
             key = keys.statistics(model, version, hashes[version])
-            counts = increments.setdefault(key, {"fail_count": 0, "fail_ns": 0, f"fail_{reason}": 0})
-            counts["fail_count"] += 1
-            counts["fail_ns"] += max(0, now_us - record.accepted_us) * 1000
-            counts[f"fail_{reason}"] += 1
+            waited_ns = max(0, now_us - record.accepted_us) * 1000
+            counters.add(increments.setdefault(key, {}), counters.of_failures(1, waited_ns, reason))
     for key, counts in increments.items():
         await log.add_statistics(key, counts)
 

@@ -141,7 +141,7 @@ class Requester(Generic[R]):
             await self._idle.wait()
 
     @contextlib.contextmanager
-    def coming(self) -> Iterator[None]:
+    def waiting_caller(self) -> Iterator[None]:
         """While this context lasts a caller waits whose request is not open yet, or shares the execution of another."""
         self._coming += 1
         self._idle.clear()
@@ -175,7 +175,7 @@ class Requester(Generic[R]):
         if payloads is not None:
             flags |= payloads.flags(served)
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
-                with self.coming():
+                with self.waiting_caller():
                     buffers = [t.data for t in request.inputs]
                     reference = waiter.reference = await payloads.lend(buffers, flags, served, durable=is_durable)
         waiter.record = record = request_record(

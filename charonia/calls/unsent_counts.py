@@ -16,6 +16,7 @@ from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Statistics
+from charonia.facts import counters
 from charonia.tasks import Tasks
 
 _FLUSH_S = 0.2
@@ -48,12 +49,12 @@ class UnsentCounts:
 
     def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
         """Count one more failed request of a resolved model; `reason` is M1's."""
-        self.add(served, {"fail_count": 1, "fail_ns": duration_ns, f"fail_{reason}": 1})
+        self.add(served, counters.of_failures(1, duration_ns, reason))
 
     def add(self, served: ServedVersion, amounts: Mapping[str, int]) -> None:
         """Add these statistics; `last_*` are maxima, the others sums."""
         key = keys.statistics(served.model, served.version, served.content_hash)
-        _add(self._counts.setdefault(key, {}), amounts)
+        counters.add(self._counts.setdefault(key, {}), amounts)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
 
@@ -76,11 +77,5 @@ class UnsentCounts:
                 await self._log.add_statistics(key, increments)
             except CharoniaError:
                 for kept, amounts in [(key, increments), *counts.items()]:
-                    _add(self._counts.setdefault(kept, {}), amounts)
+                    counters.add(self._counts.setdefault(kept, {}), amounts)
                 raise
-
-
-def _add(totals: dict[str, int], amounts: Mapping[str, int]) -> None:
-    for name, amount in amounts.items():
-        known = totals.get(name, 0)
-        totals[name] = max(known, amount) if name.startswith("last_") else known + amount

@@ -97,7 +97,7 @@ def bind(
 
     Raises `InvalidArgument` for a binding that cannot be.
     """
-    from charonia.models.json_form import from_json
+    from charonia.models.config_forms import from_json
     from executors.configuration.config import normalise, validate
 
     given = (tuple(inputs), tuple(outputs))

@@ -173,7 +173,7 @@ class Supervisor:
             self._add(GATEWAY, GATEWAY, each)
 
     async def _start_here(self) -> None:
-        """For who hosts a part in this process."""
+        """For a supervisor that hosts a part in this process."""
 
     async def _stop_here(self, _roles: Sequence[str]) -> bool:
         """Drain and end what `_start_here` began of these roles; True: in time."""

@@ -19,7 +19,7 @@ from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import EventLog, Statistics
 from charonia.facts.jobs import JobState
 from charonia.facts.stream_notes import StreamsNote
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
 

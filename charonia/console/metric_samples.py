@@ -37,10 +37,6 @@ class Scrape:
         """The sum over all series of a family, 0 without any."""
         return sum(self.families.get(family, {}).values())
 
-    def largest(self, family: str) -> float | None:
-        """The largest value of a family, None without any."""
-        return max(self.families.get(family, {}).values(), default=None)
-
     def of_model(self, family: str, model: str, version: str = "") -> float:
         """The sum over the series of a model, or of one version."""
         sums = self._sums.get(family, {}).get(model, {})

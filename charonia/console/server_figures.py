@@ -16,14 +16,13 @@ PENDING = "nv_inference_pending_request_count"
 _RUNNING = "charonia_batcher_running_requests"
 _SUMMARY = "nv_inference_request_summary_us"
 _DURATION, _ROWS, _EXECUTIONS = "nv_inference_request_duration_us", "nv_inference_count", "nv_inference_exec_count"
-_LOG_USED, _LOG_MOST = "charonia_log_memory_used_bytes", "charonia_log_memory_max_bytes"
 LOAD = "nv_model_load_duration_secs"
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 """Where the time of a request goes, in order, as Triton's statistics name it."""
 _OF_PHASES = {phase: f"nv_inference_{phase}_duration_us" for phase in PHASES}
-FAMILIES = frozenset(
-    {SUCCESS, FAILURE, PENDING, _RUNNING, _SUMMARY, _DURATION, _ROWS, _EXECUTIONS, _LOG_USED, _LOG_MOST, LOAD}
-) | frozenset(_OF_PHASES.values())
+FAMILIES = frozenset({SUCCESS, FAILURE, PENDING, _RUNNING, _SUMMARY, _DURATION, _ROWS, _EXECUTIONS, LOAD}) | frozenset(
+    _OF_PHASES.values()
+)
 """What the figures are made of: of a reading no more is kept."""
 
 
@@ -55,20 +54,12 @@ class ServerFigures:
 
     whole: ModelFigures
     models: tuple[ModelFigures, ...]
-    log_used_bytes: int | None
-    log_most_bytes: int | None
 
 
 def figures(before: Scrape, after: Scrape) -> ServerFigures:
     """What happened between two readings."""
     versions = tuple(_figures(before, after, model, version) for model, version in after.versions())
-    used, most = after.largest(_LOG_USED), after.largest(_LOG_MOST)
-    return ServerFigures(
-        _figures(before, after, "", ""),
-        versions,
-        None if used is None else int(used),
-        None if most is None else int(most),
-    )
+    return ServerFigures(_figures(before, after, "", ""), versions)
 
 
 def model_figures(before: Scrape, after: Scrape, model: str) -> ModelFigures:

@@ -28,7 +28,5 @@ class Viewer:
         return not self.scoped or tenant == self.tenant
 
 
-EVERYTHING = Viewer()
-"""Sees the work of all, and changes nothing."""
 OPERATOR = Viewer(acts=True, operates=True)
 """Each viewer of a console that asks for no key."""

@@ -1,4 +1,5 @@
-"""Reused slots of shared memory for large tensors (docs/adr/0017).
+"""Reused slots of shared memory for large tensors (docs/adr/0017). Those of models' processes are others:
+`executors/backends/python/protocol/shared_slots.py`.
 
 A slot is a file of its owner's payload directory that stays mapped, in the owner and in its readers, from use to use: a
 payload costs one copy into warm pages, where a file of its own costs its creation, new pages and its removal.
@@ -60,7 +61,7 @@ _HEADER_BYTES = 4096
 _MAGIC = 0x31544F4C53414843  # "CHASLOT1"
 _WORD_MAGIC, _WORD_GENERATION, _WORD_TAKEN, _WORD_USED = range(4)
 """The header's words: what the file is; the generation of its use; that of the use its reader was done with last;
-whether its owner has a use for it now, for who looks at the directory from outside."""
+whether its owner has a use for it now, for those that check the directory from outside."""
 _ALIGNMENT = 64
 _MIN_CAPACITY_BYTES = 32 * 1024
 _POPULATED_BYTES = 4 * 1024 * 1024
@@ -123,13 +124,6 @@ def _mapped(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
         flags |= getattr(mmap, "MAP_POPULATE", 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
     return ReclaimedMap(descriptor, size_bytes, flags=flags, prot=protection)
-
-
-def is_used(path: Path) -> bool:
-    """Whether the owner of this slot has a use for it now."""
-    with path.open("rb") as file:
-        words = memoryview(file.read(_ALIGNMENT).ljust(_ALIGNMENT, b"\0")).cast("Q")
-    return words[_WORD_MAGIC] == _MAGIC and words[_WORD_USED] != 0
 
 
 # -- the owner --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""Large tensors beside the log: memory that the processes of one machine share, else blobs.
+"""Large tensors out of band: in memory that the processes of one machine share, otherwise as blobs in the log.
 
 A process owns `<directory>/<its incarnation>/`. Between processes that both know slots a payload lies in a reused slot
-of its owner's directory (`payload_slots`, docs/adr/0017). Else it is a new file, written whole before anything names
-it, so that a reader never sees half of one; readers map it and never write. A file belongs to the process that waits
-for it and is removed when its request is answered; a reader's mapping outlives that. Directories of processes that have
-ended are swept. That two processes share the directory is proven by reading a token there, never by host name; that one
-of them reads slots, by a file beside the token. Payloads in slots and in files are both `FILE` references in a record,
-so that batchers of any version carry them.
+of its owner's directory (`payload_slots`, docs/adr/0017). Otherwise it is a new file, written whole before anything
+names it, so that a reader never sees half of one; readers map it and never write. A file belongs to the process that
+waits for it and is removed when its request is answered; a reader's mapping outlives that. Directories of processes
+that have ended are swept. That two processes share the directory is proven by reading a token there, never by host
+name; that one of them reads slots, by a file beside the token. Payloads in slots and in files are both `FILE`
+references in a record, so that batchers of any version carry them.
 
 Files carry only work that need not survive the machine: what durable work needs is in the log itself. Plain files on a
 memory file system and not `multiprocessing.shared_memory`, which deletes a segment when any process that used it ends.

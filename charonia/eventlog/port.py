@@ -1,15 +1,15 @@
-"""The log as services see it, by roles: who needs one of them is given that. Pure interface, no I/O.
+"""The log as services see it, by roles: each part gets the role that it uses. Pure interface, no I/O.
 
 `Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Progress` (how far
 they are, of resumable models), `Jobs`, `Journals`, `Sequences`, `Leases` (who owns what, who lives), `Notes`
-(values and times by key), `Statistics` and `Blobs`.
-`EventLog` is all of them, for who opens it and for parts that give it to others.
+(values and times by key), `Statistics`, `Blobs` and `Capacity` (the memory the log uses).
+`EventLog` is all of them, for the code that opens it and for parts that pass roles on to others.
 
 Its adapter is `charonia.eventlog.redis` (Redis or Valkey >= 7.0, one server or a cluster); tests have one in memory
 (tests/rigs/memory_log). One contract suite (tests/contract) runs over all. Every method that cannot reach the log
 raises `charonia.errors.LogUnavailable`.
 
-Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
+Streams have one reader each, which remembers its place; entries are deleted when what they carry is settled.
 There are no consumer groups: the single owner of a model makes pending lists a second truth.
 """
 

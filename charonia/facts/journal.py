@@ -43,7 +43,8 @@ _ACCEPTED, _BATCHED, _STARTED, _ENDED = range(4)
 _MAX_ATTEMPTS = 10_000
 _MAX_OF_GROUP = 256
 _STATE_OF_CODE = {code[0]: state for state, code in OUTCOME_CODES.items()}
-_NOT_JOURNALLED = ord("-")
+NOT_JOURNALLED = ord("-")
+"""The outcome of a request without journal, among those of requests that are settled together."""
 _TOLD = ord("1")
 
 Ran = tuple[str, str] | tuple[str, str, Packed]
@@ -176,7 +177,7 @@ def _kept(fact: JournalFact, mask: bytes | None, outcomes: bytes | None = None) 
     if mask is not None:
         kept = [at for at in kept if mask[at] == _TOLD]
     if outcomes is not None:
-        kept = [at for at in kept if outcomes[at] != _NOT_JOURNALLED]
+        kept = [at for at in kept if outcomes[at] != NOT_JOURNALLED]
     return JournalFact(
         fact.kind,
         tuple(fact.ids[at] for at in kept),

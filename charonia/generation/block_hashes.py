@@ -24,13 +24,3 @@ def next_hash(parent: int, tokens: npt.NDArray[np.int32]) -> int:
     """The name of the block with these tokens after the one that is named `parent`."""
     data = parent.to_bytes(_BYTES, "little") + tokens.astype("<i4", copy=False).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=_BYTES).digest(), "little")
-
-
-def block_hashes(tokens: npt.NDArray[np.int32], block_tokens: int, root: int) -> list[int]:
-    """The names of all full blocks of `tokens`, in order."""
-    names: list[int] = []
-    parent = root
-    for begin in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        parent = next_hash(parent, tokens[begin : begin + block_tokens])
-        names.append(parent)
-    return names

@@ -19,10 +19,9 @@ import numpy.typing as npt
 import orjson
 
 from charonia.errors import InvalidArgument, Unsupported
-from charonia.generation.parameters import StructuredOutput
+from charonia.generation.parameters import MAX_SCHEMA_BYTES, StructuredOutput
 from charonia.generation.tokenizer import MISSING_EXTRA, Tokenizer
 
-MAX_SCHEMA_BYTES = 64 * 1024
 MAX_REGEX_CHARACTERS = 8 * 1024
 MAX_GRAMMAR_BYTES = 32 * 1024
 MAX_CHOICES = 1024

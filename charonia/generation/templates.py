@@ -41,7 +41,6 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     *,
-    documents: Sequence[Mapping[str, Any]] | None = None,
     continue_final_message: bool = False,
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
@@ -61,10 +60,10 @@ def render_chat(
         raise InvalidArgument("a chat needs at least one message")
     names = {
         **dict(assets.special_tokens),
+        "documents": None,
         **dict(arguments or {}),
         "messages": given,
         "tools": list(tools) if tools else None,
-        "documents": list(documents) if documents else None,
         "add_generation_prompt": add_generation_prompt and not continue_final_message,
     }
     prompt = template.render(names)

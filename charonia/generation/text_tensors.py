@@ -70,5 +70,8 @@ for the first token, which nothing precedes. In later responses, and where it wa
 ENGINE_OUTPUTS = (*OUTPUTS, PROMPT_LOGPROBS)
 """The outputs of models that our own engines run."""
 
+ADAPTERS_PARAMETER = "charonia.adapters"
+"""A parameter of a loaded configuration: the names of the model's adapters, as a JSON array or divided by commas."""
+
 ASSETS_PARAMETER = "charonia.text_assets"
 """A parameter of the loaded configuration: the digest of the blob that holds the model's tokenizer and template."""

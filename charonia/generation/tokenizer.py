@@ -109,11 +109,6 @@ class Tokenizer:
         """Returns a token as the vocabulary writes it, such as "Ġis" for " is"; "" for an id that it leaves out."""
         return self._library.id_to_token(token) or ""
 
-    def token_id(self, text: str) -> int | None:
-        """Returns the id of a token by its text in the vocabulary, such as "<|im_end|>"; None if there is none."""
-        found: int | None = self._library.token_to_id(text)
-        return found
-
     def all_bytes(self) -> Sequence[bytes]:
         """Returns the bytes of every token, by id."""
         return self._bytes

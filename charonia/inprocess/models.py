@@ -13,7 +13,7 @@ from charonia import inference as kernel
 from charonia import tensors as kernel_tensors
 from charonia.errors import CharoniaError
 from charonia.inference import check_dimensions, check_parameter_name, check_request_id
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from gateway.http.codec import control_json
 from gateway.requests.large_tensors import complaint
 

@@ -4,7 +4,7 @@
     ├── StructureError   found while reading the repository: a generic 500, the reason only in the log
     └── InstanceError    found when instances are created: 400 "load failed for model ...", with the reason
 
-Which rule raises which is decided in `validation` and `sequence_validation`.
+Which rule raises which is decided in `validation` and `sequence_validation` of `executors.configuration`.
 """
 
 from __future__ import annotations

@@ -153,11 +153,6 @@ class ModelInterface:
     def has_ragged_input(self) -> bool:
         return any(spec.allow_ragged_batch for spec in self.inputs.values())
 
-    @property
-    def label_filenames(self) -> dict[str, str]:
-        """Output name to label file, relative to the model directory, of the outputs that have one (C6)."""
-        return {spec.name: spec.label_filename for spec in self.outputs.values() if spec.label_filename}
-
     def client_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape clients see in metadata: `dims`, with a leading -1 for a batching model (H5)."""
         return (-1, *spec.dims) if self.max_batch_size > 0 else spec.dims

@@ -1,7 +1,7 @@
 """Dead letters: requests that were given up, with what is needed to understand and repeat them: `charonia dlq`.
 
-A letter is an entry of `dlq:{m}`: `r` the request record, `m` a msgpack map of id, model, version, content_hash,
-attempts, error, stderr, time_us, tenant and job.
+A letter is an entry of `dlq:{m}`: `r` the request record, `m` a msgpack map (`_dead_letter` in
+`batcher/entries/refusals.py` makes it).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from charonia.facts.jobs import NewJob, parse_public_id, public_id
 from charonia.tensors import Tensor
 from charonia.wire import (
     BLOB,
+    FIELD_ABOUT,
     FIELD_RECORD,
     FLAG_JOB,
     FLAG_JOURNALLED,
@@ -35,7 +36,6 @@ from .job_commands import plain
 from .queued import known_models
 from .text.tensor_text import described, saved_all
 
-FIELD_ABOUT = b"m"
 RETENTION_S = 86_400
 _NO_LIMITS = Limits()
 _PAGE = 100

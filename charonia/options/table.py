@@ -44,8 +44,8 @@ class Option:
         return f"CHARONIA_{self.key.upper()}"
 
 
-def _later(name: str, roles: frozenset[str] = _S) -> Option:
-    return Option(name, "str", None, roles, "known, not built yet", built=False)
+def _later(name: str) -> Option:
+    return Option(name, "str", None, _S, "known, not built yet", built=False)
 
 
 PINNED_POOL_BYTES = 268_435_456

@@ -12,20 +12,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from google.protobuf import text_format
-
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
-from charonia.errors import InvalidArgument
+from charonia.errors import ConfigError, InvalidArgument
 from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import START, Streams
+from charonia.models.config_forms import from_json, parse
 from charonia.models.interface import ModelInterface
-from charonia.models.json_form import from_json
 from charonia.operations.command_line import log_place
 from charonia.operations.queued import known_models, must_be_known
 from charonia.operations.trace_files import read_trace_file
-from protos.model_config_pb2 import ModelConfig
 
 from .journal_recording import JournalRecording
 from .recorded_requests import RecordedRequest, Recording
@@ -160,10 +157,10 @@ def _named(model: str) -> ModelInterface:
 def _of_repository(repository: Path, model: str) -> ModelInterface:
     path = repository / model / "config.pbtxt"
     try:
-        config = text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+        config = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidArgument(f"'{path}' cannot be read: {error.strerror}") from None
-    except (text_format.ParseError, UnicodeDecodeError) as error:
+    except (ConfigError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"'{path}' is no model configuration: {error}") from None
     config.name = model
     return ModelInterface.of(config)

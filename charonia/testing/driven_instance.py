@@ -34,7 +34,6 @@ from charonia.tensors import Tensor
 
 Inputs = Mapping[str, Array]
 Answer = Mapping[str, Array] | Exception
-Execute = Callable[[Inputs, Sequence[str]], Mapping[str, Array] | Outcome]
 
 
 def require(kept: bool, sentence: str) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from google.protobuf import text_format
 
-from charonia.errors import InvalidArgument
+from charonia.errors import ConfigError, InvalidArgument
+from charonia.models.config_forms import parse
 from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from .configuration_search import Axis
@@ -119,8 +120,8 @@ def identity(config: ModelConfig) -> str:
 def config_of(text: str, name: str) -> ModelConfig:
     """The message of a `config.pbtxt`. Raises `InvalidArgument`."""
     try:
-        return text_format.Parse(text, ModelConfig())
-    except text_format.ParseError as error:
+        return parse(text)
+    except ConfigError as error:
         raise InvalidArgument(f"the config.pbtxt of '{name}' cannot be read: {error}") from None
 
 

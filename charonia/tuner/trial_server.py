@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.errors import InvalidArgument, NotFound, Unavailable
-from charonia.models.json_form import from_json
+from charonia.models.config_forms import from_json
 from charonia.options.cloud_options import VARIABLES
 from charonia.options.table import OPTIONS
 from protos.model_config_pb2 import ModelConfig

@@ -37,6 +37,7 @@ from .batches import BatchHeader
 from .lineages import Lineage
 from .records import (
     BLOB,
+    FIELD_ABOUT,
     FIELD_HEADER,
     FIELD_RECORD,
     FIELD_RECORDS,
@@ -108,6 +109,7 @@ from .waves import (
 
 __all__ = [
     "BLOB",
+    "FIELD_ABOUT",
     "FIELD_HEADER",
     "FIELD_RECORD",
     "FIELD_RECORDS",

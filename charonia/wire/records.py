@@ -137,6 +137,8 @@ FIELD_HEADER = b"h"
 FIELD_RECORD = b"r"
 FIELD_RECORDS = b"m"
 FIELD_WAVE = b"w"
+FIELD_ABOUT = b"m"
+"""Of a dead letter: why its request was given up."""
 
 _LENGTH = struct.Struct("<I")
 

@@ -11,13 +11,14 @@ from typing import Literal
 from msgspec import Struct, field
 
 from charonia.errors import CharoniaError
+from charonia.facts import counters
 
 MAX_COUNTED_RESPONSES = 1000
 """Statistics of single responses stop after this many responses to one request."""
 
-BACKEND = "fail_BACKEND"
-OTHER = "fail_OTHER"
-REJECTED = "fail_REJECTED"
+BACKEND = "BACKEND"
+OTHER = "OTHER"
+REJECTED = "REJECTED"
 
 
 class Execution(Struct):
@@ -106,19 +107,13 @@ def count_response(
     if kind != "empty" and output_ns:
         added["output"] = output_ns
     for name, spent_ns in added.items():
-        _add(counts, f"r{index}_{name}_count", 1)
-        _add(counts, f"r{index}_{name}_ns", spent_ns)
+        counters.add(counts, {f"r{index}_{name}_count": 1, f"r{index}_{name}_ns": spent_ns})
 
 
 def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:
     """Count a cancellation before the response with this index. `spent_ns`: until the model ended the request."""
     if index < MAX_COUNTED_RESPONSES:
-        _add(counts, f"r{index}_cancel_count", 1)
-        _add(counts, f"r{index}_cancel_ns", spent_ns)
-
-
-def _add(totals: dict[str, int], name: str, value: int) -> None:
-    totals[name] = totals.get(name, 0) + value
+        counters.add(counts, {f"r{index}_cancel_count": 1, f"r{index}_cancel_ns": spent_ns})
 
 
 def fail_answered(executed: Executed, index: int, failure: bytes, error: CharoniaError, end_ns: int) -> None:

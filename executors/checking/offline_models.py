@@ -18,10 +18,11 @@ from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.config_errors import InstanceError
 from charonia.models.interface import ModelInterface
 from charonia.models.placement import placement_of
+from executors.backends.python.model_environments import ENVIRONMENT
 from executors.backends.python.process_settings import Limits, code_file
 from executors.backends.registry import BackendRegistry
 from executors.configuration.declarations import SHIPPED
-from executors.loading.composition import Composition
+from executors.loading.composing_models import Composition
 from executors.loading.loader import Loader
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
@@ -29,8 +30,6 @@ from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 _OPENED = "onnxruntime"
 """The backend whose files are opened: that runs nothing of a model."""
-
-ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 _COMPLETED = re.compile(
     r"must specify '(data_type|dims)'|unknown (source input|target output|input) "

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.names import can_be_model
+from executors.backends.python.model_environments import ENVIRONMENT
 from executors.backends.registry import BackendRegistry
 from executors.configuration.known_parameters import unknown_parameters
 from executors.repository.files import is_hidden, read_file
@@ -23,10 +24,10 @@ from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, 
 from executors.repository.model_repository import ModelRepository
 
 from . import corrections
+from .broken_rules import further_problems
 from .explanations import Explanation, explain
 from .faults import Fault, Move, Note, Place, TextEdit
-from .more_faults import further_problems
-from .offline_models import ENVIRONMENT, OfflineModels
+from .offline_models import OfflineModels
 
 _MAX_CORRECTIONS = 200
 """In one model's text: each is one misspelt word."""

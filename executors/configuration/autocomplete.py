@@ -162,7 +162,7 @@ def merge(written: ModelConfig, completed: Document | ModelConfig) -> ModelConfi
     These are max_batch_size, inputs, outputs, dynamic_batching and the transaction policy; other changes are ignored.
     Raises `InstanceError` for a contradiction, and when `completed` is no configuration.
     """
-    from charonia.models.json_form import from_json, to_json
+    from charonia.models.config_forms import from_json, to_json
     from protos.model_config_pb2 import ModelConfig
 
     if not isinstance(completed, (dict, ModelConfig)):

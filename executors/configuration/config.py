@@ -2,8 +2,9 @@
 clients read it back (C8, C60).
 
 The canonical form is the message `protos.model_config_pb2.ModelConfig`; hot paths read
-`charonia.models.interface.ModelInterface`. The rules are in `validation` and `sequence_validation`;
-`executors.repository.model_directory` parses texts, `executors.repository.model_repository` reads files.
+`charonia.models.interface.ModelInterface`. Here is which rules hold (`structure_rules`, `instance_rules`): a load stops
+at the first that is broken, `charonia check` tries all. The rules are in `validation` and `sequence_validation`;
+`charonia.models.config_forms` parses texts, `executors.repository.model_repository` reads files.
 
 A configuration goes through: `validate_structure` (as written, backend known) -> autofill -> `normalise` ->
 `validate` -> `ModelInterface.of`.
@@ -11,10 +12,13 @@ A configuration goes through: `validate_structure` (as written, backend known) -
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
 from charonia.errors import ConfigError
 from charonia.models.caching import caching_rules
 from charonia.models.config_errors import InstanceError, StructureError, poll_failure
-from charonia.models.json_form import from_json, to_json
+from charonia.models.config_forms import from_json, to_json
 from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
 from charonia.models.recording_rules import recording_rules
@@ -24,7 +28,7 @@ from charonia.models.text_routing import check_text_routing
 from protos import model_config_pb2 as pb
 from protos.model_config_pb2 import ModelConfig
 
-from .platforms import ENSEMBLE, detect_backend, format_of
+from .platforms import detect_backend, format_of
 from .sequence_validation import check_sequence_batching, check_states
 from .validation import (
     check_batch_io,
@@ -66,26 +70,20 @@ def validate_structure(config: ModelConfig, directory_name: str) -> None:
 
     The configuration's backend must be known; autofill need not have completed it yet. Raises `StructureError`.
     """
-    name = directory_name
-    if config.name and config.name != directory_name:
-        raise StructureError(
-            f"unexpected directory name '{directory_name}' for model '{config.name}', "
-            "directory name must equal model name"
-        )
-    if not config.platform and not config.backend and not config.HasField("ensemble_scheduling"):
-        raise StructureError(f"must specify 'platform' or 'backend' for '{name}'")
-    if config.max_batch_size < 0:
-        raise StructureError(f"'max_batch_size' must be non-negative value for {name}")
+    for rule in structure_rules(config):
+        rule(config, directory_name)
+
+
+def structure_rules(config: ModelConfig) -> Iterator[Callable[[ModelConfig, str], object]]:
+    """The rules of `validate_structure`, in its order. Each takes the configuration and its directory's name."""
+    yield _check_head
     if config.HasField("dynamic_batching"):
-        check_dynamic_batching(config, name)
+        yield check_dynamic_batching
     if config.HasField("sequence_batching"):
-        check_sequence_batching(config, name)
-    if config.HasField("ensemble_scheduling"):
-        check_ensemble(config, name)
-    elif config.platform == ENSEMBLE:
-        raise StructureError(f"ensemble scheduling must be set for ensemble '{name}' whose platform is '{ENSEMBLE}'")
-    check_metrics(config, name)
-    _check_response_cache(config, name)
+        yield check_sequence_batching
+    yield check_ensemble
+    yield check_metrics
+    yield _check_response_cache
 
 
 def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
@@ -93,19 +91,36 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
 
     Raises `InstanceError`.
     """
-    check_tensors(config)
-    check_batch_io(config)
-    check_instance_groups(config, gpus)
+    for rule, _ in instance_rules(config, gpus):
+        rule(config)
+
+
+def instance_rules(config: ModelConfig, gpus: int) -> Iterator[tuple[Callable[[ModelConfig], object], Sequence[str]]]:
+    """The rules of `validate_instances`, in its order, each with the fields whose items it checks one by one."""
+    yield check_tensors, ("input", "output")
+    yield check_batch_io, ()
+    yield partial(check_instance_groups, gpus=gpus), ("instance_group",)
     if config.HasField("sequence_batching"):
-        check_states(config)
-        checkpoint_every(config)
-    check_file_names(config)
-    check_warmups(config)
-    caching_rules(config)
-    recording_rules(config)
-    check_adaptive_batching(config)
-    check_repeatable(config)
-    check_text_routing(config)
+        yield check_states, ()
+        yield checkpoint_every, ()
+    yield check_file_names, ()
+    yield check_warmups, ("model_warmup",)
+    yield caching_rules, ()
+    yield recording_rules, ()
+    yield check_adaptive_batching, ()
+    yield check_repeatable, ()
+    yield check_text_routing, ()
+
+
+def _check_head(config: ModelConfig, name: str) -> None:
+    if config.name and config.name != name:
+        raise StructureError(
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
+        )
+    if not config.platform and not config.backend and not config.HasField("ensemble_scheduling"):
+        raise StructureError(f"must specify 'platform' or 'backend' for '{name}'")
+    if config.max_batch_size < 0:
+        raise StructureError(f"'max_batch_size' must be non-negative value for {name}")
 
 
 def _check_response_cache(config: ModelConfig, name: str) -> None:

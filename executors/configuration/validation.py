@@ -2,7 +2,7 @@
 
 `config` calls these checks, and `sequence_validation` has those of `sequence_batching`. Every field is parsed and
 validated; an unsupported one is rejected with an error that names it (`unsupported_features`), never ignored.
-`executors.loading.composition` checks the models that an ensemble is composed of (C52).
+`executors.loading.composing_models` checks the models that an ensemble is composed of (C52).
 """
 
 from __future__ import annotations
@@ -222,7 +222,11 @@ def _delays(policy: pb.ModelQueuePolicy) -> bool:
 
 
 def check_ensemble(config: pb.ModelConfig, name: str) -> None:
-    """Raise `StructureError` with C51's text for the first broken rule."""
+    """Raise `StructureError` with C51's text for the first broken rule. Models that are none break one at most."""
+    if not config.HasField("ensemble_scheduling"):
+        if config.platform != ENSEMBLE:
+            return
+        raise StructureError(f"ensemble scheduling must be set for ensemble '{name}' whose platform is '{ENSEMBLE}'")
     if (config.platform and config.platform != ENSEMBLE) or config.backend:
         raise StructureError(f"ensemble scheduling cannot be set for model '{name}' whose platform is not '{ENSEMBLE}'")
     if config.instance_group:

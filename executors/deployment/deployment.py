@@ -22,7 +22,7 @@ from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
 from charonia.tasks import Tasks
 from executors.announcing import Announcer
-from executors.loading.composition import Composition, is_ensemble, refuse_all
+from executors.loading.composing_models import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
 from executors.loading.placement_rules import NotPlacedHere, PlacementRules
 from executors.metrics import ExecutorMetrics

@@ -15,7 +15,7 @@ from charonia.errors import AlreadyExists, CharoniaError, InvalidArgument
 from charonia.facts.events import ModelRequested
 from charonia.models.names import check_model_name, model_key, namespace_of
 from executors.configuration.platforms import ENSEMBLE
-from executors.loading.composition import is_ensemble
+from executors.loading.composing_models import is_ensemble
 from executors.repository import model_directory
 from executors.repository.files import is_hidden
 from executors.repository.model_repository import ModelRepository

@@ -1,4 +1,4 @@
-"""Measures the memory of this process and its children, and returns free memory to the system.
+"""Measures the memory of this process and its children, and of the machine; returns free memory to the system.
 
 Shared pages are counted in proportion (PSS). Linux only; reads /proc.
 """
@@ -56,3 +56,20 @@ def _children(pid: int, proc: Path) -> list[int]:
     except (OSError, ValueError):
         pass
     return found
+
+
+def usable_bytes(proc: Path = PROC, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The memory that this process may use: the machine's or its container's limit; 0 when neither can be read."""
+    found: list[int] = []
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                found.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            found.append(int((cgroup / name).read_text()))  # "max" means no limit, and raises ValueError
+        except (OSError, ValueError):
+            continue
+    return min(found, default=0)

@@ -59,7 +59,7 @@ from executors.running.resource_grants import ResourceGrants
 from executors.running.workers import Instance
 from protos.model_config_pb2 import ModelConfig
 
-from .composition import completed_ensemble, is_ensemble
+from .composing_models import completed_ensemble, is_ensemble
 from .opened_backends import OpenedBackend, OpenedBackends
 from .warmup import warmup_records
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from charonia.errors import Unavailable
 from charonia.models.placement import placement_of
 from executors.backends.registry import BackendRegistry
+from executors.host.memory import usable_bytes
 from executors.repository.model_directory import ModelDirectory
 from protos.model_config_pb2 import ModelInstanceGroup
 
@@ -46,28 +46,11 @@ class Capabilities:
                 "device": "cpu,gpu" if self.gpus else "cpu",
                 "gpus": str(self.gpus),
                 "cpus": str(len(os.sched_getaffinity(0))),
-                "memory_gib": f"{memory_bytes() / _GIB:.2f}",
+                "memory_gib": f"{usable_bytes() / _GIB:.2f}",
                 "backend": ",".join(self._registry.available()),
                 **self._configured,
             }
         return dict(self._labels)
-
-
-def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The memory that this process may use: the machine's or its container's limit; 0 when neither can be read."""
-    found: list[int] = []
-    try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                found.append(int(line.split()[1]) * 1024)
-    except (OSError, ValueError, IndexError):
-        pass
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            found.append(int((cgroup / name).read_text()))  # "max" means no limit, and raises ValueError
-        except (OSError, ValueError):
-            continue
-    return min(found, default=0)
 
 
 class PlacementRules:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.config_errors import InstanceError, StructureError
+from charonia.models.config_forms import parse
 from charonia.models.names import model_key
 from executors.configuration import autofill
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
-from . import pbtxt
 from .files import FileEntry, contained, entry_of, is_hidden, read_file, walk
 
 CONFIG_FILE = "config.pbtxt"
@@ -31,13 +31,6 @@ class Fingerprint:
     config: str
     shared: str
     versions: Mapping[int, str] = field(default_factory=dict)
-
-    def changed_versions(self, before: Fingerprint) -> set[int]:
-        """Versions that were added, removed or changed since `before`: all of them when a shared file changed."""
-        if (self.config, self.shared) != (before.config, before.shared):
-            return set(self.versions) | set(before.versions)
-        either = set(self.versions) | set(before.versions)
-        return {version for version in either if self.versions.get(version) != before.versions.get(version)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +242,7 @@ def written_config(path: Path) -> ModelConfig:
 def parse_config(file_name: str, content: bytes) -> ModelConfig:
     """Parse a configuration file's content. Raises `StructureError`."""
     try:
-        return pbtxt.parse(content.decode("utf-8"))
+        return parse(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise StructureError(f"unable to read '{file_name}': {error}") from error
     except StructureError as error:

@@ -22,6 +22,10 @@ from .instance_pool import LoadedVersion
 from .rate_limiter import GLOBAL, RateLimiter
 from .submitted_batch import SubmittedBatch
 
+_log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+
 
 class LimiterMetrics(Collector):
     """Reads the limiter when scraped. `waiting` yields (model, version, number of requests that wait for resources)."""
@@ -50,11 +54,6 @@ class LimiterMetrics(Collector):
             held.add_metric(where, used.get((device, name), 0))
         yield there
         yield held
-
-
-_log = logging.getLogger(__name__)
-
-_PERIOD_S = 1.0
 
 
 def _warn(error: CharoniaError) -> None:

@@ -1,21 +1,20 @@
-"""Makes the log records for the end of a batch: settlements, statistics, replies, trace reports, and facts. Pure.
+"""Makes the log records for the end of a batch: settlements, statistics, replies, and facts. Pure.
 
 Keyless requests are answered in the write that settles them (ADR 0002), jobs only after the settlement was won
 (ADR 0004). A request without an answer (left out, or its instance died) is neither settled nor answered.
 
-Times of a trace report are those of the execution that the request was part of. Calls made by its model are in the
-record's `trace` already. A report goes to the gateway that began the trace, which exports it.
+`trace_reports` adds to the answers what happened to traced requests.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from charonia.calls.entry_packer import inputs_of, replies_of, replies_to, reported_response
+from charonia.calls.entry_packer import replies_of, replies_to
 from charonia.eventlog.port import Reply
+from charonia.facts import counters
 from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
@@ -25,27 +24,9 @@ from charonia.facts.events import (
     pack_fact,
 )
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
-from charonia.facts.journal import FIELD, pack_started
-from charonia.facts.processor_use import Packed, ProcessorUse
-from charonia.models.names import name_of
+from charonia.facts.journal import FIELD, NOT_JOURNALLED, pack_started
+from charonia.facts.processor_use import Packed
 from charonia.tensors import Buffer
-from charonia.traces.contexts import TENSORS
-from charonia.traces.reports import (
-    BACKEND_INPUT,
-    BACKEND_OUTPUT,
-    COMPUTE_END,
-    COMPUTE_INPUT_END,
-    COMPUTE_OUTPUT_START,
-    COMPUTE_START,
-    QUEUE_INPUT,
-    QUEUE_START,
-    REQUEST_END,
-    REQUEST_START,
-    Report,
-    ReportedTensor,
-    Stamp,
-    tensors_of,
-)
 from charonia.wire import (
     FLAG_JOB,
     FLAG_JOURNALLED,
@@ -53,15 +34,13 @@ from charonia.wire import (
     BatchHeader,
     RequestRecord,
     time_response,
-    unpack_response,
 )
 from executors.batches.batch_results import REJECTED, Death, Executed, Execution, Failure
-from executors.running.submitted_batch import SubmittedBatch
 
 KEPT_LINES = 20
 _MAX_STDERR_CHARACTERS = 16_384
 
-_NOT_JOURNALLED = b"-"
+_NOT_JOURNALLED = bytes([NOT_JOURNALLED])
 
 
 @dataclass(slots=True)
@@ -175,14 +154,11 @@ def increments(
             _add_execution(totals, records, execution, indices)
     for failure in executed.failures:
         if won is None or won[failure.index]:
-            waited = failure.end_ns - records[failure.index].accepted_ns
-            _add(totals, "fail_count", 1)
-            _add(totals, "fail_ns", max(0, waited))
-            _add(totals, failure.reason, 1)
+            waited_ns = failure.end_ns - records[failure.index].accepted_ns
+            counters.add(totals, counters.of_failures(1, waited_ns, failure.reason))
     for index, counts in executed.responses.items():
         if won is None or won[index] or index in executed.cancelled:
-            for name, value in counts.items():
-                _add(totals, name, value)
+            counters.add(totals, counts)
     return totals
 
 
@@ -199,39 +175,23 @@ def _add_execution(
     else:  # the clocks of two machines differ: no duration may be negative
         queued = sum([max(0, start - at) for at in accepted])
         whole = sum([max(0, end - at) for at in accepted])
-    size = f"b{execution.rows}"
-    added = {
-        "success_count": count,
-        "success_ns": whole,
-        "queue_count": count,
-        "queue_ns": queued,
-        "compute_input_count": count,
-        "compute_input_ns": count * execution.input_ns,
-        "compute_infer_count": count,
-        "compute_infer_ns": count * execution.infer_ns,
-        "compute_output_count": count,
-        "compute_output_ns": count * execution.output_ns,
-        "inference_count": sum([record.rows for record in chosen]),
-        "execution_count": 1,
-        size + "_count": 1,
-        size + "_input_ns": execution.input_ns,
-        size + "_infer_ns": execution.infer_ns,
-        size + "_output_ns": execution.output_ns,
-    }
+    input_ns, infer_ns, output_ns = execution.input_ns, execution.infer_ns, execution.output_ns
+    rows = sum([record.rows for record in chosen])
+    values = (
+        *(count, whole, count, queued),
+        *(count, count * input_ns, count, count * infer_ns),
+        *(count, count * output_ns, rows, 1),
+        *(1, input_ns, infer_ns, output_ns, start // 1_000_000),
+    )
+    names = counters.of_execution(execution.rows)
+    added = dict(zip(names, values, strict=True))
     if not execution.first:
-        for name in ("execution_count", size + "_count", size + "_input_ns", size + "_infer_ns", size + "_output_ns"):
+        for name in names[counters.OF_RUN]:
             del added[name]
-    last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
     if totals:
-        for name, value in added.items():
-            _add(totals, name, value)
+        counters.add(totals, added)
     else:  # nearly always: a batch is one execution
         totals.update(added)
-    totals["last_inference_ms"] = last_ms
-
-
-def _add(totals: dict[str, int], name: str, value: int) -> None:
-    totals[name] = totals.get(name, 0) + value
 
 
 def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
@@ -292,93 +252,3 @@ def start_entry(
     ids = [records[index].id for index in indices]
     attempts = [header.attempts[index] for index in indices]
     return [FIELD, pack_started(ids, attempts, executor, header.batch_id, use)]
-
-
-_log = logging.getLogger(__name__)
-
-
-def with_reports(
-    batch: SubmittedBatch,
-    executed: Executed,
-    answers: Sequence[bytes],
-    executor: str,
-    use: ProcessorUse | None = None,
-) -> list[bytes]:
-    """The answers, with a report for each request that is traced; the first has the `use` of processors."""
-    header, records = batch.header, batch.records
-    assert header is not None
-    executions = {index: execution for execution in executed.executions for index in execution.indices}
-    failures = {failure.index: failure for failure in executed.failures}
-    found = list(answers)
-    for index, record in enumerate(records):
-        if record.trace is None or not found[index]:
-            continue
-        execution = executions.get(index)
-        about: list[tuple[str, str | int]] = [
-            ("charonia.executor", executor),
-            ("charonia.batch_id", header.batch_id),
-            ("charonia.attempt", header.attempts[index]),
-        ]
-        if execution is not None:
-            about.append(("charonia.batch_size", execution.rows))
-        # what a simulation needs to know (`charonia.simulation`), where it is not as usual
-        if record.rows > 1:
-            about.append(("charonia.rows", record.rows))
-        if record.level:
-            about.append(("charonia.priority", record.level))
-        if record.timeout_us:
-            about.append(("charonia.timeout_us", record.timeout_us))
-        if use is not None:
-            about.append(("charonia.processor_use", use.text()))
-            use = None
-        try:
-            report = _report(header, record, found[index], execution, failures.get(index), tuple(about))
-            found[index] = reported_response(found[index], report)
-        except Exception:  # a missing report must not cost the answer
-            _log.exception("what happened to a request of '%s' cannot be reported", header.model)
-    return found
-
-
-def _report(
-    header: BatchHeader,
-    record: RequestRecord,
-    answer: bytes,
-    execution: Execution | None,
-    failure: Failure | None,
-    about: tuple[tuple[str, str | int], ...],
-) -> Report:
-    assert record.trace is not None
-    return Report(
-        record.trace.context.span_id,
-        name_of(header.model),
-        header.version,
-        record.client_id,
-        _stamps(record, execution, failure),
-        failure.error.message if failure is not None else "",
-        about,
-        _tensors(record, answer) if record.trace.context.flags & TENSORS else (),
-        tuple(record.trace.children),
-    )
-
-
-def _stamps(record: RequestRecord, execution: Execution | None, failure: Failure | None) -> tuple[Stamp, ...]:
-    stamps = [(REQUEST_START, record.accepted_ns), (QUEUE_START, record.accepted_ns)]
-    if execution is not None:
-        joined_ns = execution.start_ns + execution.input_ns
-        stamps += [
-            (COMPUTE_START, execution.start_ns),
-            (COMPUTE_INPUT_END, joined_ns),
-            (COMPUTE_OUTPUT_START, joined_ns + execution.infer_ns),
-            (COMPUTE_END, execution.end_ns),
-            (REQUEST_END, execution.end_ns),
-        ]
-    elif failure is not None:
-        stamps.append((REQUEST_END, failure.end_ns))
-    return tuple(stamps)
-
-
-def _tensors(record: RequestRecord, answer: bytes) -> tuple[ReportedTensor, ...]:
-    # the queue holds the same tensors as the model gets
-    inputs = inputs_of(record)
-    outputs = unpack_response(answer).outputs
-    return (*tensors_of(QUEUE_INPUT, inputs), *tensors_of(BACKEND_INPUT, inputs), *tensors_of(BACKEND_OUTPUT, outputs))

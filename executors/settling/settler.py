@@ -54,8 +54,8 @@ from .settlement import (
     settlement,
     start_entry,
     with_durations,
-    with_reports,
 )
+from .trace_reports import with_reports
 from .usage_counts import UsageCounts, with_receipts
 
 _log = logging.getLogger(__name__)

@@ -29,6 +29,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, WaveLog
+from charonia.facts import counters
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestsEnded, pack_fact
 from charonia.facts.usage import (
     FAILED_INSTANCE_NS,
@@ -160,8 +161,7 @@ class WaveCounts:
             used[FAILURES] += 1
             used[QUEUE_NS] += max(0, waited_ns - failure.ran_ns)
             used[FAILED_INSTANCE_NS] += failure.spent_ns(wave.rows)
-            for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
-                counts[name] = counts.get(name, 0) + amount
+            counters.add(counts, counters.of_failures(1, waited_ns, failure.reason))
 
     def transferred(self, waves: Sequence[Wave], executed: ExecutedWaves) -> None:
         """Count the tensor bytes of executed waves and of their answers."""
@@ -181,34 +181,16 @@ class WaveCounts:
         taken = dict(self.failures)
         if self.executions:
             count = self.count
-            taken |= {
-                "success_count": count,
-                "success_ns": self.whole_ns,
-                "queue_count": count,
-                "queue_ns": self.queued_ns,
-                "compute_input_count": count,
-                "compute_input_ns": self.input_ns,
-                "compute_infer_count": count,
-                "compute_infer_ns": self.infer_ns,
-                "compute_output_count": count,
-                "compute_output_ns": self.output_ns,
-                "inference_count": self.rows,
-                "execution_count": self.executions,
-                "last_inference_ms": self.last_ms,
-            }
-            for rows, (runs, input_ns, infer_ns, output_ns) in self.sizes.items():
-                taken[f"b{rows}_count"] = runs
-                taken[f"b{rows}_input_ns"] = input_ns
-                taken[f"b{rows}_infer_ns"] = infer_ns
-                taken[f"b{rows}_output_ns"] = output_ns
+            values = (
+                *(count, self.whole_ns, count, self.queued_ns),
+                *(count, self.input_ns, count, self.infer_ns),
+                *(count, self.output_ns, self.rows, self.executions),
+            )
+            taken |= zip(counters.OF_REQUESTS, values, strict=True)
+            for rows, runs in self.sizes.items():
+                taken |= zip(counters.of_size(rows), runs, strict=True)
+            taken[counters.LATEST] = self.last_ms
         return taken
-
-
-def merge(totals: dict[str, int], increments: dict[str, int]) -> None:
-    """Add increments to totals; of `last_*`, keep the maximum."""
-    for name, amount in increments.items():
-        known = totals.get(name, 0)
-        totals[name] = max(known, amount) if name.startswith("last_") else known + amount
 
 
 class WaveSettler:
@@ -469,7 +451,7 @@ class WaveSettler:
             model, version, increments = loaded.model, loaded.version, counts.increments()
             self._metrics.executed_waves(model, version, counts.sizes, increments)
             key = keys.statistics(model, version, loaded.content_hash)
-            merge(self._unwritten.setdefault(key, {}), increments)
+            counters.add(self._unwritten.setdefault(key, {}), increments)
 
     def _measure(self, batch: SubmittedBatch, executed: ExecutedWaves, loaded: LoadedVersion) -> None:
         for place, execution in enumerate(executed.executions):
@@ -505,7 +487,7 @@ class WaveSettler:
     def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
         """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
-        merge(self._unwritten.setdefault(key, {}), increments)
+        counters.add(self._unwritten.setdefault(key, {}), increments)
         self._arm()
 
     def _arm(self) -> None:

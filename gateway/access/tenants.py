@@ -123,7 +123,7 @@ class Tenants:
     def _by_header(self, headers: RawHeaders) -> Caller:
         given = {value for name, value in headers if name == self._header}
         if not given:
-            return Caller("", scoped=True)
+            return Caller("", scoped=True)  # of no tenant: no bounds hold, and it sees only jobs without a tenant
         # two names: the client has added one to the proxy's
         tenant = given.pop().decode("latin-1").strip()
         if given or not is_tenant_name(tenant):

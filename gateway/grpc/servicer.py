@@ -92,7 +92,7 @@ class Servicer:
         self._delays = settings.grpc_delays
         self.draining = False
         self.lane: Learner | None = None
-        """Learns from messages that were answered on the full way."""
+        """Learns from messages that were parsed and answered."""
 
     def standing(self, metadata: Iterable[tuple[str, str | bytes]]) -> Standing | None:
         """What the metadata of an inference call means; None if it has delivery preferences, or is refused."""

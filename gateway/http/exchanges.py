@@ -20,6 +20,8 @@ from charonia.tensors import Buffer
 from .bodies import CLIENT_LEFT, AsgiApp, Message, Scope
 from .codec.response_codec import LargeReply, status_line
 
+logger = logging.getLogger("charonia.gateway.http")
+
 HIGH_WATER_BYTES = 65_536
 """Reading pauses when this much of a body has not been received by the application."""
 
@@ -39,6 +41,8 @@ _MAX_WHOLE_BYTES = 4 << 20
 
 _NO_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+MAX_WAITING = 8
+"""Requests that may wait behind the one being answered; with so many, reading pauses."""
 
 
 class FlowControl:
@@ -379,11 +383,6 @@ def checked_header(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
 
 
 Request = tuple[Exchange, Scope]
-
-MAX_WAITING = 8
-"""Requests that may wait behind the one being answered; with so many, reading pauses."""
-
-logger = logging.getLogger("charonia.gateway.http")
 
 
 class Pipeline:

@@ -66,6 +66,8 @@ from .generate import Generation
 from .http_lane import HttpLane
 from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, TRACEPARENT, begin_trace
 
+logger = logging.getLogger("charonia.gateway.http")
+
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """Answers an infer call to a decoupled model (H22)."""
 
@@ -86,9 +88,6 @@ class Beside(Protocol):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
         """Answer one request, also one that fails."""
-
-
-logger = logging.getLogger("charonia.gateway.http")
 
 
 class HttpApplication:

@@ -40,9 +40,9 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _FILTERS = ("model", "state", "tenant")
 
 
-def add_jobs(app: FastAPI, handler: Handler, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+def add_jobs(app: FastAPI, handler: Handler) -> None:
     """Add the routes."""
-    endpoints = _Jobs(handler, heartbeat_s)
+    endpoints = _Jobs(handler)
     app.get(JOBS)(endpoints.list)
     app.delete(JOBS)(endpoints.cancel_many)
     app.get(_JOB)(endpoints.view)
@@ -53,9 +53,8 @@ def add_jobs(app: FastAPI, handler: Handler, *, heartbeat_s: float = HEARTBEAT_S
 
 
 class _Jobs:
-    def __init__(self, handler: Handler, heartbeat_s: float) -> None:
+    def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._heartbeat_s = heartbeat_s
         self._encoder = ResponseEncoder()
         self._streams = 0
 
@@ -143,7 +142,7 @@ class _Jobs:
         form, served = ReplyForm.of_note(view.form, False), served_of(self._handler, view)
         text = partial(response_text, self._handler.offload, self._encoder, form=form, served=served)
         writer = EventWriter(number, responses)
-        return EventStream(following, writer, text, self._closed, heartbeat_s=self._heartbeat_s)
+        return EventStream(following, writer, text, self._closed, heartbeat_s=HEARTBEAT_S)
 
     def _closed(self) -> None:
         self._streams -= 1

@@ -23,7 +23,6 @@ from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import INTERNAL, JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
 from .codec.response_codec import response_head
-from .exchanges import MAX_WAITING as MAX_WAITING
 from .exchanges import Exchange, FlowControl, Pipeline
 from .http_application import HttpApplication
 from .http_lane import HttpCall, HttpSignature
@@ -66,7 +65,7 @@ _MAX_RECOGNISED_BYTES = 65_536
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The connection preface of HTTP/2 (RFC 9113, section 3.4)."""
 
-_ASGI = {"version": "3.0", "spec_version": "2.3"}
+ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 _IDLE, _HEADERS, _BODY = "idle", "headers", "body"
 
@@ -375,7 +374,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         path, raw_path, query = _TARGETS.get(self._url) or self._split_target()
         scope: Scope = {
             "type": "http",
-            "asgi": _ASGI,
+            "asgi": ASGI,
             "http_version": version,
             "server": self._server,
             "client": self._client,

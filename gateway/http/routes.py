@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
 from charonia.errors import CharoniaError, Unsupported
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from charonia.offload.pool import MAX_CONTROL_BYTES, OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer

@@ -31,6 +31,7 @@ from gateway.http.bodies import CLIENT_LEFT, AsgiApp, Message, Scope
 from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, error_body
 from gateway.http.exchanges import checked_header
 from gateway.http.protocol import (
+    ASGI,
     BODY_MIN_BYTES,
     BODY_STALL_S,
     CHUNK_BYTES,
@@ -43,7 +44,6 @@ from gateway.http.protocol import (
 
 from .request_headers import RequestHeaders, response_frames
 
-_ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NO_MESSAGES = Assembler("identity", 0)
 """Bodies are not divided into messages, as gRPC's are."""
 _OTHER_LENGTH = "the body is not as long as was said"
@@ -124,7 +124,7 @@ class Requests(Calls):
         transport = self.transport
         stream.scope = {
             "type": "http",
-            "asgi": _ASGI,
+            "asgi": ASGI,
             "http_version": "2",
             "server": None if transport is None else address(transport, "sockname"),
             "client": None if transport is None else address(transport, "peername"),

@@ -25,6 +25,8 @@ from charonia.tasks import periodic
 from charonia.tensors import Buffer
 from gateway.requests.delivery import ANYONE, Caller
 
+_log = logging.getLogger(__name__)
+
 MAX_WAITING = 10_000
 MAX_WAITING_OF_TENANT = 1000
 
@@ -34,6 +36,10 @@ _AFTER_WAKING_S = (0.02, 0.1, 0.5)
 _SLOWLY_S = 1.0
 _POLL_S = 0.1
 _VISIBLE_EVENTS = frozenset(("batched", "ended"))
+_CHECK_INTERVAL_S = 1.0
+_OWNERS_TIME_US = 500_000
+_MODELS_AT_ONCE = 200
+_PAGE = 500
 
 
 class JobWatch:
@@ -215,14 +221,6 @@ def _changed_jobs(fields: list[Buffer]) -> list[bytes]:
         return [request_id for fact in read_facts(fields) if fact.kind in _VISIBLE_EVENTS for request_id in fact.ids]
     except InvalidRecord:
         return []
-
-
-_log = logging.getLogger(__name__)
-
-_CHECK_INTERVAL_S = 1.0
-_OWNERS_TIME_US = 500_000
-_MODELS_AT_ONCE = 200
-_PAGE = 500
 
 
 def overdue_in_s(record: JobRecord, now_us: int) -> float | None:

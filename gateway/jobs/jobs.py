@@ -1,6 +1,7 @@
 """Jobs: requests that outlive the call that made them (ADR 0004).
 
-Accepts jobs, answers calls that wait for theirs, cancels. The log's scripts keep records and decide all races.
+Accepts jobs, answers calls that wait for theirs, cancels, and tells the log how long a model's ended jobs are kept
+(`Retentions`). The log's scripts keep records and decide all races.
 `job_queries` answers questions about jobs, `job_watches` waits for them; replies to this gateway come to the requester.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from charonia import failpoints
 from charonia.calls.entry_packer import Terms, request_record
-from charonia.calls.request_endings import Ending, answer_gateways, count_failures, end_jobs, version_of
+from charonia.calls.request_endings import BY_CALLER, Ending, answer_gateways, count_failures, end_jobs, version_of
 from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
@@ -54,7 +55,8 @@ from .job_streams import JobDeliveries
 from .job_views import about_of, outcome_of
 from .job_watches import JobWatches, OverdueJobs
 
-BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
+_log = logging.getLogger(__name__)
+
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
 
 _CANCEL_AT_ONCE = 200
@@ -62,6 +64,8 @@ _AT_ONCE_BYTES = 1 << 20
 """Digesting this much takes 2 ms, packing it one."""
 _ENTER_WITHIN_S = 10.0
 """Twice the time limit for reaching a durability level."""
+PARAMETER_SECONDS = "charonia.job_retention_s"
+PARAMETER_BYTES = "charonia.job_retention_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,12 +405,6 @@ class Jobs:
             record = await self._log.job(model, job_id)
             if record is not None and not record.state.terminal:
                 await self._end(model, [record], BY_DISCONNECT)
-
-
-_log = logging.getLogger(__name__)
-
-PARAMETER_SECONDS = "charonia.job_retention_s"
-PARAMETER_BYTES = "charonia.job_retention_bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class Expiry:
         self._timer, self._next_ns = None, 0
 
 
-class Waves(Protocol):
+class WaveSender(Protocol):
     """Sends waves to the log (`pending_waves.Waves`)."""
 
     endpoint: bytes
@@ -258,7 +258,7 @@ class Door:
 
     def __init__(
         self,
-        waves: Waves,
+        waves: WaveSender,
         gathering: Gathering,
         key: object,
         served: ServedVersion,

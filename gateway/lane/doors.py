@@ -49,7 +49,8 @@ _MAX_TRIED = 4096
 class Doors:
     """All doors of one gateway. `fronts` are called with each door that closes, and forget its signatures.
 
-    They are called with None when tenants' keys or bounds have changed: tenants must be identified again.
+    They are called with None when tenants' keys or bounds have changed: tenants must be identified again. All doors are
+    closed before, so only gRPC's front, which keeps tenants by metadata, has more to forget.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ class Door(Protocol):
     def leave_all(self) -> None: ...
 
 
-class Waves(Protocol):
-    """Sends waves to the log (`pending_waves.Waves`)."""
+class WaveFlusher(Protocol):
+    """Passes the waves that were sent to the log (`pending_waves.Waves`)."""
 
     def flush(self) -> None: ...
 
@@ -101,7 +101,7 @@ class Round:
         "under_way",
     )
 
-    def __init__(self, waves: Waves, *, is_shared: bool) -> None:
+    def __init__(self, waves: WaveFlusher, *, is_shared: bool) -> None:
         self._waves = waves
         self._loop = asyncio.get_running_loop()
         self.is_shared = is_shared
@@ -286,7 +286,7 @@ class Gathering:
         "under_way",
     )
 
-    def __init__(self, waves: Waves, stream: bytes, instances: int, shared: Round, *, may_gather: bool) -> None:
+    def __init__(self, waves: WaveFlusher, stream: bytes, instances: int, shared: Round, *, may_gather: bool) -> None:
         self._waves = waves
         self.stream = stream
         self._instances = max(1, min(_MAX_UNDER_WAY, instances))

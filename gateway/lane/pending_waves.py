@@ -29,6 +29,7 @@ from charonia.errors import (
     ResourceExhausted,
 )
 from charonia.eventlog.port import Limits, QueueLog
+from charonia.facts import counters
 from charonia.tasks import periodic
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
@@ -305,7 +306,7 @@ class Waves:
         """
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
-        increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
+        increments = counters.of_failures(1, monotonic_ns() - wave.sent_ns, "REJECTED")
         request_id = wave.prefix + bytes((call.index,))
         try:
             async with asyncio.timeout(_LOG_PATIENCE_S):

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from charonia.generation.text_tensors import ASSETS_PARAMETER
-from charonia.models.json_form import to_json
+from charonia.generation.text_tensors import ADAPTERS_PARAMETER, ASSETS_PARAMETER
+from charonia.models.config_forms import to_json
 from charonia.tasks import Tasks
 from gateway.handler import Handler
 from protos.model_config_pb2 import ModelConfig
@@ -21,7 +21,7 @@ from protos.model_config_pb2 import ModelConfig
 from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import MODEL_NOT_FOUND, ApiError
 from .shapes.sampling_fields import flag, text
-from .text_models import ADAPTERS_PARAMETER, TextModel, TextModels
+from .text_models import TextModel, TextModels
 
 CHANGES_PARAMETER = "charonia.adapter_changes"
 """A JSON object for the `llm` backend: names of adapters and their directories, null for one that is not served."""

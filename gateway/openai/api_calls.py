@@ -116,9 +116,9 @@ class ApiCall:
             return reader(body)
         return await self.context.handler.offload.in_thread(len(body), reader, body)
 
-    async def reply(self, document: Any, *, status: int = 200, headers: Headers | None = None) -> None:
+    async def reply(self, document: Any) -> None:
         """Answer with JSON."""
-        await self.reply_bytes(json_bytes(document), status=status, headers=[JSON_CONTENT_TYPE, *(headers or ())])
+        await self.reply_bytes(json_bytes(document), headers=[JSON_CONTENT_TYPE])
 
     async def reply_bytes(self, body: bytes, *, headers: Headers, status: int = 200) -> None:
         """Answer with these bytes; `headers` has their content type."""

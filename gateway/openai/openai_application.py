@@ -133,7 +133,7 @@ def _restricted(header: str) -> ApiError:
 
 
 def _say_of_change(error: BaseException) -> None:
-    """A client that is still there is told by its own call."""
+    """Logs a change of adapters that failed; a client that still waits gets the error from its call."""
     logger.info("a change of adapters failed: %s", error)
 
 

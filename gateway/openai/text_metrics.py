@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from charonia.clock import monotonic_ns
+from charonia.facts.usage import OTHERS
 
 from .shapes.text_answers import TextDelta
 
@@ -17,8 +18,7 @@ FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 BETWEEN_TOKENS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 MAX_TENANTS = 256
-"""Tenants with counts of their own; later ones are counted together, as "(others)"."""
-OTHERS = "(others)"
+"""Tenants with counts of their own; later ones are counted together, as `OTHERS`."""
 
 
 class Histogram:

@@ -17,7 +17,7 @@ import orjson
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, InvalidArgument, Unavailable
-from charonia.generation.text_tensors import ASSETS_PARAMETER
+from charonia.generation.text_tensors import ADAPTERS_PARAMETER, ASSETS_PARAMETER
 from gateway.handler import Handler
 
 from .shapes.api_errors import CONTEXT_LENGTH, MODEL_NOT_FOUND, ApiError
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 TASK_PARAMETER = "charonia.openai_task"
 """A parameter of a model's configuration: a word of `TASKS`; that a model generates is known by its tensors."""
 TASKS = frozenset(("embed", "score", "moderate", "transcribe"))
-
-ADAPTERS_PARAMETER = "charonia.adapters"
-"""A parameter of a model's loaded configuration: the names of its adapters, as a JSON array or divided by commas."""
 
 TOOLS_PARAMETER = "charonia.tool_format"
 """A parameter of a model's configuration: how it writes calls, a name of `tool_calls.FORMATS`."""

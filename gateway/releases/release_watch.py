@@ -65,11 +65,10 @@ class _Window:
 class ReleaseWatch:
     """Judges candidates for one gateway. Call `start`, and `close` at the end."""
 
-    def __init__(self, log: ReleaseLog, control: Control, incarnation: str, *, check_s: float = _CHECK_S) -> None:
+    def __init__(self, log: ReleaseLog, control: Control, incarnation: str) -> None:
         self._log = log
         self._control = control
         self._incarnation = incarnation
-        self._check_s = check_s
         self._tokens: dict[str, int] = {}
         """The models whose candidates this gateway judges."""
         self._windows: dict[str, _Window] = {}
@@ -79,7 +78,7 @@ class ReleaseWatch:
 
     def start(self) -> None:
         judging = periodic(
-            *(self.look, self._check_s, "releases could not be judged"),
+            *(self.look, _CHECK_S, "releases could not be judged"),
             at_once=True,
             on_refusal=lambda _: self._windows.clear(),
         )

@@ -28,9 +28,15 @@ from charonia.traces.trace_settings import TraceOptions
 
 from .trace import Finished
 
+_log = logging.getLogger(__name__)
+
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 Attributes = Mapping[str, str | int]
+SERVICE = "triton-inference-server"
+"""The service name of Triton's spans, unless `resource` has another."""
+_TIMEOUT_S = 5.0
+_CLOSE_S = 2.0
 
 
 class SpanMaker:
@@ -131,13 +137,6 @@ except ImportError as error:  # pragma: no cover - the package depends on them
         "--trace-config opentelemetry needs the packages opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
         f"{error}"
     ) from None
-
-SERVICE = "triton-inference-server"
-"""The service name of Triton's spans, unless `resource` has another."""
-_TIMEOUT_S = 5.0
-_CLOSE_S = 2.0
-
-_log = logging.getLogger(__name__)
 
 
 class _Counted(SpanExporter):

@@ -25,6 +25,11 @@ from charonia.traces.triton_text import objects
 
 from .trace import Finished
 
+_log = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+_CLOSE_S = 3.0
+
 
 class _Array:
     """A file that holds a complete JSON array after every write."""
@@ -100,12 +105,6 @@ class TritonFile:
         for file in (self._all, self._part):
             if file is not None:
                 file.close()
-
-
-_log = logging.getLogger(__name__)
-
-MAX_WAITING = 10_000
-_CLOSE_S = 3.0
 
 
 class Sink(Protocol):

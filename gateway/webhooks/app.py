@@ -47,7 +47,7 @@ def render_metrics(sender: Sender) -> bytes:
 ROLE = "webhooks"
 
 _GRACE_S = 2.0
-"""Raises `StartupError` for invalid secrets or `--webhook-allow` values."""
+"""How long running calls may take when the sender stops."""
 
 
 class WebhooksApp:
@@ -123,6 +123,4 @@ class WebhooksApp:
         return [model for model in models if preferred_owner(model, senders) == me]
 
     def _render(self) -> bytes:
-        from .app import render_metrics  # its library is not needed before the first scrape
-
         return render_metrics(self.sender)

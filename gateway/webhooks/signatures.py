@@ -30,11 +30,6 @@ def parse_secret(text: str) -> bytes:
     return secret
 
 
-def render_secret(secret: bytes) -> str:
-    """The form that `parse_secret` reads and receivers get."""
-    return PREFIX + base64.b64encode(secret).decode()
-
-
 def sign(secrets: Sequence[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
     """The value of `webhook-signature`: one signature per secret, separated by spaces."""
     signed = f"{message_id}.{timestamp_s}.".encode() + body

@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.backend import InstanceSpec, Interrupted, ModelSource, TensorSignature
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.fil import FilBackend, fil_backend, model_reader
@@ -33,7 +34,6 @@ from executors.backends.fil import contributions as fil_contributions
 from executors.backends.fil.engines import TreeliteEngine
 from executors.configuration.autofill import from_graph
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 Array = np.ndarray[Any, Any]
 SETS = {"binary": datasets.load_breast_cancer, "digits": datasets.load_digits, "regression": datasets.load_diabetes}

@@ -29,6 +29,7 @@ from torch_models import (
 from tritonclient import http as client
 
 from charonia.backend import InstanceSpec, MemoryUse, ModelSource
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.fil import FilBackend
 from executors.backends.onnxruntime import OnnxRuntimeBackend
@@ -37,7 +38,6 @@ from executors.backends.pytorch import PyTorchBackend
 from executors.backends.pytorch.torch_programs import memory_of
 from executors.configuration.config import normalise
 from executors.isolation.isolated_model import IsolatedModel
-from executors.repository.pbtxt import parse
 
 __all__ = ["package"]
 

@@ -28,11 +28,11 @@ from tritonclient import http as client
 from charonia.backend import InstanceSpec, Interrupted, ModelSource, TensorSignature
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.openvino import OpenVinoBackend
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 SIDES = (("input", "a"), ("output", "c"))

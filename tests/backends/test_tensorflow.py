@@ -15,12 +15,12 @@ from tritonclient import http as client
 
 from charonia.backend import InstanceSpec, ModelSource, TensorSignature
 from charonia.errors import InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.openvino import OpenVinoBackend, TensorFlowBackend
 from executors.configuration.autofill import from_graph
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 IMAGE = np.array([[1, 2, 3, 4], [-1, 0, 2, 0.5], [0, 0, 0, 0]], np.float32)
 GRAPH = """

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 
 from charonia.backend import ModelSource
 from charonia.errors import InternalError, Unsupported
+from charonia.models.config_forms import parse
 from executors.backends.tensorrt import TensorRtBackend
-from executors.repository.pbtxt import parse
 
 __all__ = ["driver", "driver_file"]
 

@@ -29,6 +29,7 @@ from charonia.backend import (
     ResponseStream,
     TensorSignature,
 )
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.testing import flow_checks, lasting_checks
@@ -52,7 +53,6 @@ from executors.backends.bound import BoundBackend, BoundFunction, Request, Style
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.python import PythonBackend
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 TENSORS = """
 input { name: "A" data_type: TYPE_FP32 dims: 3 } input { name: "B" data_type: TYPE_STRING dims: 2 }

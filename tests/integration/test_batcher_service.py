@@ -8,6 +8,7 @@ import batching_cluster as parts
 import pytest
 from asking_cluster import DYNAMIC, ORDERED, answers, failure, pending_are, statistics
 from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_of
+from scheduler_account import queued_by_level
 
 from charonia import keys
 from charonia.clock import wall_ns
@@ -295,9 +296,9 @@ async def test_a_lower_priority_number_is_served_first(cluster: Cluster) -> None
     await until(lambda: len(executor.held) == 1)
     scheduler = batcher.service.owned[MODEL].scheduler
     calls += [ask(gateway, n) for n in (1, 2, 3)]
-    await until(lambda: scheduler.queued_by_level() == {2: 3})
+    await until(lambda: queued_by_level(scheduler) == {2: 3})
     calls += [ask(gateway, n, priority=1) for n in (4, 5, 6)]
-    await until(lambda: scheduler.queued_by_level() == {1: 3, 2: 3})
+    await until(lambda: queued_by_level(scheduler) == {1: 3, 2: 3})
 
     executor.release()
 

@@ -16,7 +16,7 @@ from console_bench import AT, KEYS, MODEL, Browser, bury, call, opened, run, sub
 from charonia import keys
 from charonia.composition.console.console_role import identification
 from charonia.composition.console.metric_pages import metrics_reader
-from charonia.console.viewers import EVERYTHING, Viewer
+from charonia.console.viewers import Viewer
 from charonia.console.web_app import POLICY
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog
@@ -96,7 +96,7 @@ async def test_dead_letters_show_what_was_asked(log: EventLog, browser: Browser)
 
 
 async def test_live_updates_carry_regions_and_points(log: EventLog, browser: Browser) -> None:
-    events = browser.app.live_events("overview", {}, EVERYTHING)
+    events = browser.app.live_events("overview", {}, Viewer())
     kind, data = (await anext(events)).decode().split("\n")[:2]
     assert kind == "event: update"
     document = json.loads(data.removeprefix("data: "))
@@ -113,7 +113,7 @@ async def test_live_updates_carry_regions_and_points(log: EventLog, browser: Bro
 
 async def test_lists_of_jobs_and_dead_letters_are_live(log: EventLog, browser: Browser) -> None:
     first = await submit(log)
-    live = browser.app.live_events("jobs", {"state": "queued"}, EVERYTHING)
+    live = browser.app.live_events("jobs", {"state": "queued"}, Viewer())
     _, shown = await browser.event(live)
     assert set(shown) == {"regions"}  # there is nothing to plot
     assert first.hex()[:12] in shown["regions"]["jobs_table"]
@@ -122,7 +122,7 @@ async def test_lists_of_jobs_and_dead_letters_are_live(log: EventLog, browser: B
     while second.hex()[:12] not in (table := await browser.region(live, "jobs_table")):
         pass
     assert first.hex()[:12] not in table
-    letters = browser.app.live_events("letters", {}, EVERYTHING)
+    letters = browser.app.live_events("letters", {}, Viewer())
     assert "There are none." in await browser.region(letters, "letters_table")
     buried = await bury(log)
     while buried.hex() not in await browser.region(letters, "letters_table"):
@@ -270,7 +270,7 @@ async def test_open_streams_are_those_that_gateways_publish(log: EventLog, brows
         await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("gateway", f"gateway-{number}"))])
     await log.put_note(keys.open_streams("gateway-1"), StreamsNote(1, 1, (theirs,)).pack(), 600)
     await log.put_note(keys.open_streams("gateway-2"), StreamsNote(300, 1, (mine,)).pack(), 600)
-    events = browser.app.live_events("streams", {}, EVERYTHING)
+    events = browser.app.live_events("streams", {}, Viewer())
     regions = json.loads((await anext(events)).decode().split("\n")[1].removeprefix("data: "))["regions"]
     shown = regions["streams_table"]
     for words in ("301 open streams at 2 gateways", "&lt;mine&gt;", "41", "acme", "umbrella", "1970-01-01 00:00:01"):

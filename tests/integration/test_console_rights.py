@@ -14,7 +14,7 @@ from guarded_server import GuardedServer
 
 from charonia import keys
 from charonia.console.live_pages import REGIONS
-from charonia.console.viewers import EVERYTHING
+from charonia.console.viewers import Viewer
 from charonia.eventlog.redis import RedisLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
 from charonia.facts.stream_notes import StreamsNote
@@ -49,7 +49,7 @@ async def test_the_logs_operator_may_read_every_page(server: GuardedServer) -> N
             for path in ("/", "/models", f"/models/{AT}", "/jobs", "/streams", *requests, *letters):
                 assert (await browser.get(path)).status_code == 200, path
             for page in REGIONS:
-                live = browser.app.live_events(page, {"model": MODEL, "id": waiting.hex()}, EVERYTHING)
+                live = browser.app.live_events(page, {"model": MODEL, "id": waiting.hex()}, Viewer())
                 assert await browser.region(live, REGIONS[page][0]), page
                 await live.aclose()  # type: ignore[attr-defined]
             assert (await browser.request("GET", "/health/ready", root="")).status_code == 200

@@ -18,6 +18,7 @@ from http_calls import exchange, read_reply, request
 
 from charonia.options.settings import GatewaySettings
 from gateway.http import protocol
+from gateway.http.exchanges import MAX_WAITING
 from gateway.http.server import HttpFront
 
 
@@ -170,7 +171,7 @@ class TestConnections:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         count, large = 10, 3_000_000
         one = request(size=large)
-        writer.write(request() * (protocol.MAX_WAITING + 1) + one * count)
+        writer.write(request() * (MAX_WAITING + 1) + one * count)
         await asyncio.wait_for(handler.waiting.wait(), 30)
         (connection,) = front._state.connections
         assert isinstance(connection, protocol.BoundedHttpProtocol)
@@ -179,12 +180,12 @@ class TestConnections:
                 await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(connection.pipeline) < protocol.MAX_WAITING + 2
+        assert len(connection.pipeline) < MAX_WAITING + 2
         assert sum(len(cycle.body) for cycle, _ in connection.pipeline) < large
         for _ in range(3):
             connection.sweep(protocol.BODY_STALL_S - 1)  # it is not the client that stalls
         handler.gate.set()
-        for _ in range(protocol.MAX_WAITING + 1 + count):
+        for _ in range(MAX_WAITING + 1 + count):
             assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
         writer.close()
 

@@ -14,12 +14,12 @@ import pytest
 
 from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, Interrupted, ModelSource
 from charonia.errors import InternalError
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
 from executors.isolation import isolated_model
 from executors.isolation.isolated_batch import IsolatedBatches
 from executors.isolation.isolated_model import IsolatedModel
-from executors.repository.pbtxt import parse
 
 CONFIG = """
 name: "m" backend: "deep" max_batch_size: 8

@@ -28,11 +28,11 @@ from charonia.backend import (
 )
 from charonia.errors import Cancelled, CharoniaError, InvalidArgument, NotFound
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.configuration.config import normalise
 from executors.isolation.isolated_model import IsolatedModel
-from executors.repository.pbtxt import parse
 
 __all__ = ["driver_file"]
 

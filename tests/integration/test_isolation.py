@@ -20,13 +20,13 @@ from onnx import TensorProto, helper, save
 from charonia.backend import GraphSignature, InstanceDied, InstanceSpec, ModelSource
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.facts.events import BatchDiedInCompany, BatchFinished
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.configuration.config import normalise
 from executors.isolation.isolated_model import IsolatedModel
 from executors.isolation.isolation_choice import isolation_of
-from executors.repository.pbtxt import parse
 
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 ISOLATED = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, save
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import InternalError
 from charonia.facts.events import BatchDiedInCompany, BatchFinished
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.batches.encoded_strings import MANY_STRINGS
@@ -25,7 +26,6 @@ from executors.configuration.config import normalise
 from executors.isolation.isolated_batch import IsolatedBatches
 from executors.isolation.isolated_model import IsolatedModel
 from executors.isolation.strings_apart import StringsApart
-from executors.repository.pbtxt import parse
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 4 instance_group { count: 1 kind: KIND_CPU }

@@ -25,13 +25,13 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.backend import ENTRY_POINT_GROUP, InstanceSpec, ModelRequest, ModelSource, TensorSignature
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.registry import BackendRegistry
 from executors.configuration.autofill import from_graph
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 IMAGES = Path(sklearn.datasets.__file__).parent / "images"
 CHINA, FLOWER = (IMAGES / f"{name}.jpg" for name in ("china", "flower"))

@@ -30,9 +30,9 @@ from charonia.facts.events import (
     VersionStateChanged,
     VersionUnloaded,
 )
+from charonia.models.config_forms import parse
 from charonia.releases.route_rule import RouteRule, route_fact
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 EARLY = {"e1": "default", "e2": "default", "e3": "gpu"}
 EXECUTORS = {**EARLY, "late": "default"}

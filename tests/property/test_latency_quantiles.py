@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from charonia.metrics.exposition import merge
 from charonia.metrics.latencies import Latencies, Summary
 from charonia.metrics.quantiles import quantile
+from charonia.models.config_forms import parse
 from charonia.options.settings import MetricsSettings
-from executors.repository.pbtxt import parse
 
 DURATIONS_NS = st.lists(st.integers(0, 10**12), min_size=1, max_size=60)
 QUANTILES = (0.0, 0.25, 0.5, 0.9, 1.0)

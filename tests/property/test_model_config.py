@@ -12,9 +12,9 @@ from google.protobuf.text_format import MessageToString
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import InstanceError, from_json, to_json
 from executors.repository.model_directory import select, version_of
-from executors.repository.pbtxt import parse
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {

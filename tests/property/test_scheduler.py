@@ -6,7 +6,16 @@ from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from scheduler_account import EXECUTORS, HUGE_LEVELS, MICROSECOND_NS, VERSIONS, SchedulerAccount, Shape, interfaces
+from scheduler_account import (
+    EXECUTORS,
+    HUGE_LEVELS,
+    MICROSECOND_NS,
+    VERSIONS,
+    SchedulerAccount,
+    Shape,
+    interfaces,
+    queued_by_level,
+)
 
 from batcher.scheduling.decisions import (
     DispatchBatch,
@@ -99,9 +108,9 @@ def test_what_is_queued_together_is_queued_as_one_by_one(
             for decision in decisions[:1]:
                 if isinstance(decision, DispatchBatch):
                     scheduler.observe(BatchFinished(decision.batch_id, "a"), now_ns)
-            told.append((scheduler.next_wakeup(), scheduler.queued_by_level(), scheduler.queued_by_version()))
+            told.append((scheduler.next_wakeup(), queued_by_level(scheduler), scheduler.queued_by_version()))
             told.append([(r.id, r.order, r.state, r.queue_level, r.lane, r.due_ns) for r in scheduler.waiting()])
-        assert scheduler.pending_count() == len(scheduler.waiting()) == sum(scheduler.queued_by_level().values())
+        assert scheduler.pending_count() == len(scheduler.waiting()) == sum(queued_by_level(scheduler).values())
         decided.append(told)
     assert decided[0] == decided[1]
 
@@ -349,7 +358,7 @@ class SchedulerMachine(SchedulerAccount):
         assert not self.held, "replies that are never released"
         assert self.scheduler.pending_count() == 0
         assert self.scheduler.next_wakeup() is None
-        assert self.scheduler.queued_by_level() == {}
+        assert queued_by_level(self.scheduler) == {}
         assert self.scheduler.outstanding() == {}
 
 

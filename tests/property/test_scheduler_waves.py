@@ -6,6 +6,7 @@ from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_account import queued_by_level
 from scheduler_bench import interface
 
 from batcher.scheduling.decisions import (
@@ -301,7 +302,7 @@ class WavesMachine(RuleBasedStateMachine):
             return
         waiting = self.scheduler.waiting()
         assert self.scheduler.pending_count() == sum(request.count for request in waiting)
-        assert sum(self.scheduler.queued_by_level().values()) == self.scheduler.pending_count()
+        assert sum(queued_by_level(self.scheduler).values()) == self.scheduler.pending_count()
         assert sum(self.scheduler.queued_by_version().values()) == self.scheduler.pending_count()
         aboard = [request for batch in self.running.values() for request in batch.requests]
         assert self.scheduler.outstanding_requests() == sum(request.count for request in aboard)

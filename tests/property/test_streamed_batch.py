@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.assembly import Planner, groups
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from executors.running.streamed_batch import FlowControl, Outgoing, StreamedBatch
 from executors.settling.settlement import increments
 

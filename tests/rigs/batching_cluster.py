@@ -38,6 +38,7 @@ from charonia.facts.events import (
 )
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.models.config_forms import parse
 from charonia.options.settings import BatcherSettings, GatewaySettings
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
@@ -53,7 +54,6 @@ from charonia.wire import (
     work_in,
 )
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.service import GatewayService
 
 MODEL = "echo"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from charonia.catalog.catalog import Catalog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned, VersionLoaded
+from charonia.models.config_forms import parse
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 CONFIG = normalise(
     parse(

@@ -21,9 +21,10 @@ from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
 from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob
-from charonia.operations.dead_letters import FIELD_ABOUT
+from charonia.models.config_forms import parse
 from charonia.tensors import Tensor
 from charonia.wire import (
+    FIELD_ABOUT,
     FIELD_RECORD,
     FLAG_JOB,
     FLAG_JOURNALLED,
@@ -33,7 +34,6 @@ from charonia.wire import (
     request_meta,
 )
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 MODEL = "a model"  # its name has to be quoted in addresses
 AT = "a%20model"

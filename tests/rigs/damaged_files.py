@@ -19,10 +19,10 @@ import numpy as np
 
 from charonia.backend import BatchInstance, InstanceSpec, ModelSource
 from charonia.errors import CharoniaError
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.registry import BackendRegistry
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [2, 3] } output { name: "y" data_type: TYPE_FP32 dims: [2, 2] }'
 _MEMORY_BYTES = 16 << 30

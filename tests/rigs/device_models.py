@@ -19,9 +19,9 @@ from charonia.cuda import cuda_library
 from charonia.cuda.cuda_stream import CudaDevice, CudaDevices, CudaStream, DeviceMemory
 from charonia.cuda.dlpack_capsules import CUDA, Described, capsule_of, described
 from charonia.datatypes import DataType
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 TENSORS = """
 input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }

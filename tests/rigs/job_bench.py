@@ -17,11 +17,11 @@ from charonia.eventlog.port import EventLog, Reply
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, facts_of, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, record_fields, records_of, unpack_request
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 from gateway.service import GatewayService
 

@@ -21,6 +21,7 @@ from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, Sent
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, facts_of, pack_fact
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
@@ -38,7 +39,6 @@ from charonia.wire import (
     unpack_wave,
 )
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.lane.door import Call, Door, values_of
 from gateway.lane.leases import Lease
 from gateway.lane.pending_waves import Waves

@@ -31,6 +31,11 @@ Shape = tuple[int, int, int, int, int, int | None, int, int]
 """version, level, rows, signature, time-out us, deadline us from now, us it spent on its way, lane."""
 
 
+def queued_by_level(scheduler: ModelScheduler) -> dict[int, int]:
+    """How many requests wait for dispatch, by priority level; 0 where the model has none."""
+    return dict(scheduler._state.ledger.levels)
+
+
 @st.composite
 def queue_policies(draw: st.DrawFn, *, may_delay: bool) -> QueuePolicy:
     actions = list(TimeoutAction) if may_delay else [TimeoutAction.REJECT]
@@ -237,7 +242,7 @@ class SchedulerAccount(RuleBasedStateMachine):
         unended = len(self.requests) - len(self.outcomes)
         assert self.scheduler.outstanding_requests() == len(in_batches)
         assert self.scheduler.pending_count() == unended - len(in_batches - self.outcomes.keys())
-        levels = self.scheduler.queued_by_level()
+        levels = queued_by_level(self.scheduler)
         assert sum(levels.values()) == self.scheduler.pending_count()
         assert all(count > 0 for count in levels.values())
         outstanding = self.scheduler.outstanding()

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch.export import Dim
 
 from charonia.backend import InstanceSpec, ModelSource
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 DENSE = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 3 }'
 WIDTHS = (4, 4, 5, 1, 4, 4, 1)

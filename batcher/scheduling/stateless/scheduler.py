@@ -135,10 +135,6 @@ class ModelScheduler:
         """The number of waiting requests, without dispatched ones (M2)."""
         return self._state.ledger.queued
 
-    def queued_by_level(self) -> dict[int, int]:
-        """The same for each priority level that has any; level 0 when the model has no levels."""
-        return dict(self._state.ledger.levels)
-
     def queued_by_version(self) -> dict[int, int]:
         """The same for each version that has any."""
         waiting = {

@@ -144,7 +144,7 @@ class CacheStore:
             _log.error("a cached response cannot be read: %s", error)
             return None
         now_us = wall_ns() // 1000
-        if cached.expires_us <= now_us:
+        if cached.expires_us <= now_us:  # the log keeps it for longer where it took it late; clocks differ, too
             return None
         self._keep(key, cached)
         self._uses[key] = now_us

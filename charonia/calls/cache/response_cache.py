@@ -32,6 +32,7 @@ from charonia.errors import (
     shed,
 )
 from charonia.eventlog.port import Notes
+from charonia.facts.counters import LATEST
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.wire import ResponseRecord
@@ -294,7 +295,7 @@ class ResponseCache:
             "queue_count": 1,
             "cache_hit_count": 1,
             "cache_hit_ns": took_ns,
-            "last_inference_ms": wall_ns() // 1_000_000,
+            LATEST: wall_ns() // 1_000_000,
         }
         self._tally.add(served, amounts)
 

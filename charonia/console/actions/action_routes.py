@@ -54,14 +54,13 @@ class ActionRoutes:
         root: str,
         viewer_of: Callable[[Request], Viewer],
         page: Callable[..., Response],
-        performer: Performer | None = None,
     ) -> None:
         """`viewer_of` says who sends a request, or raises `Unauthenticated`; `page` renders a template's page."""
         self._event_log = log
         self._root = root
         self._viewer_of = viewer_of
         self._page = page
-        self._performer = performer or Performer(log)
+        self._performer = Performer(log)
         self._guard = FormGuard()
         self._notices = Notices()
         self.routes = [Route("/actions/{name}", self._ordered, methods=["GET", "POST"])]

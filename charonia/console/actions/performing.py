@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 from charonia.calls.model_control import ModelControl
-from charonia.calls.request_endings import Ending
+from charonia.calls.request_endings import BY_CALLER
 from charonia.clock import wall_ns
 from charonia.console.viewers import Viewer
-from charonia.errors import CANCELLED, CharoniaError, InvalidArgument, NotFound, Unavailable
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import FollowedControl
 from charonia.eventlog.port import EventLog
-from charonia.facts.jobs import JobState, public_id
+from charonia.facts.jobs import public_id
 from charonia.models.names import name_of
 from charonia.operations import dead_letters, moving, queues
 from charonia.operations import job_commands as jobs
@@ -29,8 +29,6 @@ from charonia.tasks import Tasks
 from .notices import Notice
 from .orders import Action, Order
 
-BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
-"""How a tenant cancels its jobs, as over the API."""
 _ANSWER_S = 10.0
 """For so long a page waits for a model to be loaded or unloaded; then that goes on by itself."""
 _MODEL_S = 3600.0
@@ -44,9 +42,9 @@ _log = logging.getLogger(__name__)
 class Performer:
     """Performs orders on one log."""
 
-    def __init__(self, log: EventLog, *, answer_s: float = _ANSWER_S) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._event_log = log
-        self._answer_s = answer_s
+        self._answer_s = _ANSWER_S
         self._tasks = Tasks()
         self._ways: dict[Action, Callable[[Order, Viewer], Awaitable[Notice]]] = {
             Action.PAUSE: self._pause,

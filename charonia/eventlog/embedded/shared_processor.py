@@ -43,11 +43,6 @@ class SharedProcessor:
         self._pause_s, _ = _PAUSES_S
         self._is_left_alone = not hasattr(os, "sched_setaffinity")
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether they are kept on one processor now."""
-        return bool(self._usable)
-
     def look(self, pids: tuple[int, int] | None, started: Callable[[], Collection[int]], now_ns: int) -> None:
         """Keep the main threads of log server and gateway together, or leave them to the kernel.
 

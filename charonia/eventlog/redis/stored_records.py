@@ -39,13 +39,13 @@ from charonia.errors import InternalError
 from charonia.eventlog.redis import scripts
 from charonia.eventlog.redis.scripts import Script
 from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, Argument, pack, pack_pieces
+from charonia.facts import counters
 from charonia.facts.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
-from charonia.facts.journal import Ran, pack_ended
+from charonia.facts.journal import NOT_JOURNALLED, Ran, pack_ended
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
 _LOST, _WON = b"01"
-_NOT_JOURNALLED = ord("-")
 
 _attempt = itemgetter(1)
 
@@ -126,11 +126,11 @@ def _recorded(
 def _ended_fact(requests: Requests, outcomes: bytes, ran: Ran | None) -> tuple[bytes, bytes]:
     """The fact about those that have an outcome, and which they are: b"" when all have, or none."""
     mask = b""
-    if _NOT_JOURNALLED in outcomes:
-        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != _NOT_JOURNALLED]
+    if NOT_JOURNALLED in outcomes:
+        requests = [one for one, outcome in zip(requests, outcomes, strict=True) if outcome != NOT_JOURNALLED]
         if not requests:
             return b"", b""
-        mask = bytes([_LOST if outcome == _NOT_JOURNALLED else _WON for outcome in outcomes])
+        mask = bytes([_LOST if outcome == NOT_JOURNALLED else _WON for outcome in outcomes])
         outcomes = outcomes.replace(b"-", b"")
     return pack_ended([one[0] for one in requests], [one[1] for one in requests], outcomes, ran), mask
 
@@ -216,16 +216,9 @@ def lasts_in(value: bytes) -> bytes:
     return bytes([last for mark, last in zip(value[:count], lasts, strict=True) if mark != _SETTLED])
 
 
-_RUN = (
-    *("success_count", "success_ns", "queue_count", "queue_ns"),
-    *("compute_input_count", "compute_input_ns", "compute_infer_count", "compute_infer_ns"),
-    *("compute_output_count", "compute_output_ns", "inference_count", "execution_count"),
-)
-_OF_SIZE = ("_count", "_input_ns", "_infer_ns", "_output_ns")
-_LATEST = "last_inference_ms"
 _FIELD = b"run:"
-_PACKED = struct.Struct(f"<{len(_RUN) + len(_OF_SIZE) + 1}d")
-_RUN_NAMES = len(_RUN) + len(_OF_SIZE) + 1
+_RUN_NAMES = len(counters.of_execution(1))
+_PACKED = struct.Struct(f"<{_RUN_NAMES}d")
 _HIGHEST = 2**52
 """Sums up to here are exact in a packed field; the script moves what would pass it to fields of their own."""
 _MOST_PLANS = 1000
@@ -256,23 +249,19 @@ def statistics_of(raw: Sequence[bytes]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for field, value in zip(raw[::2], raw[1::2], strict=True):
         if field.startswith(_FIELD):
-            added = zip(_names(field[len(_FIELD) :].decode()), map(int, _PACKED.unpack(value)), strict=True)
+            rows = int(field[len(_FIELD) :])
+            added = dict(zip(counters.of_execution(rows), map(int, _PACKED.unpack(value)), strict=True))
         else:
-            added = zip((field.decode(),), (int(value),), strict=True)
-        for name, number in added:
-            known = totals.get(name, 0)
-            totals[name] = max(known, number) if name.startswith("last_") else known + number
+            added = {field.decode(): int(value)}
+        counters.add(totals, added)
     return totals
 
 
 def _field_of(names: tuple[str, ...]) -> bytes:
     """The field of a run with these names (`_RUN_NAMES`), b"" when they are not those of one."""
-    rows = names[len(_RUN)].removeprefix("b").removesuffix("_count")
-    return _FIELD + rows.encode() if rows.isdecimal() and rows.isascii() and names == _names(rows) else b""
-
-
-def _names(rows: str) -> tuple[str, ...]:
-    return (*_RUN, *[f"b{rows}{suffix}" for suffix in _OF_SIZE], _LATEST)
+    rows = names[len(counters.OF_REQUESTS)].removeprefix("b").removesuffix("_count")
+    of_one = rows.isdecimal() and rows.isascii() and names == counters.of_execution(int(rows))
+    return _FIELD + rows.encode() if of_one else b""
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

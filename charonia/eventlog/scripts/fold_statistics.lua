@@ -22,7 +22,7 @@ local function fold_run(key, field, value)
       totals[k] = totals[k] + added[k]
       high = high or totals[k] > HIGHEST
     end
-    if high then -- a number holds no more exactly: what was there moves to fields of its own
+    if high then -- a number holds no more exactly: what was there moves to fields of its own (names: counters.py)
       local names = {'success_count', 'success_ns', 'queue_count', 'queue_ns', 'compute_input_count',
         'compute_input_ns', 'compute_infer_count', 'compute_infer_ns', 'compute_output_count', 'compute_output_ns',
         'inference_count', 'execution_count', '_count', '_input_ns', '_infer_ns', '_output_ns'}

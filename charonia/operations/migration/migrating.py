@@ -32,7 +32,7 @@ def migrate(source: Path, kind: str, repository: Path | None) -> dict[str, Any]:
         if len(set(names)) != len(names):
             raise InvalidArgument(f"several models of '{source}' would be called the same: {', '.join(sorted(names))}")
         if repository is not None:
-            _write(models, repository, Path(scratch))
+            _write(models, repository)
         return {
             "source": str(source),
             "kind": kind,
@@ -66,7 +66,7 @@ def read(source: Path, kind: str, unpacked: Path) -> list[MigratedModel]:
     return {"mlserver": mlserver.read, "bentoml": bentoml.read, "kserve": kserve.read}[kind](source)
 
 
-def _write(models: list[MigratedModel], repository: Path, scratch: Path) -> None:
+def _write(models: list[MigratedModel], repository: Path) -> None:
     repository.mkdir(parents=True, exist_ok=True)
     taken = [model.name for model in models if os.path.lexists(repository / model.name)]
     if taken:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 from charonia.backend import Backend, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource, StreamingInstance
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.text_assets import digest_of
-from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, TextTensor
+from charonia.generation.text_tensors import ADAPTERS_PARAMETER, ENGINE_INPUTS, ENGINE_OUTPUTS, TextTensor
 from charonia.generation.tokenizer import Tokenizer
+from charonia.models.repeatable import RESUMABLE
 from executors.backends.engine_families import OWNED
 from executors.backends.python.custom_metrics import CustomMetrics
 from executors.host.host_policy import thread_on
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RESUMABLE = "charonia.resumable"
-ADAPTERS = "charonia.adapters"
 """The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
 
 
@@ -163,8 +162,8 @@ def completed(written: pb.ModelConfig, adapters: Iterable[str] = ()) -> pb.Model
     if RESUMABLE not in done.parameters:
         done.parameters[RESUMABLE].string_value = "true"
     names = list(adapters)
-    if names and ADAPTERS not in done.parameters:
-        done.parameters[ADAPTERS].string_value = json.dumps(names)
+    if names and ADAPTERS_PARAMETER not in done.parameters:
+        done.parameters[ADAPTERS_PARAMETER].string_value = json.dumps(names)
     return done
 
 

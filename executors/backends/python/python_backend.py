@@ -12,7 +12,7 @@ from typing import Any
 
 from charonia.backend import Backend, Format, InstanceDied, InstanceSpec, Model, ModelSource
 from charonia.errors import CharoniaError, InternalError
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from executors.configuration.autocomplete import invalid_result, merge
 from protos.model_config_pb2 import ModelConfig
 

@@ -151,7 +151,7 @@ def load_program(
             return _class(torch, source, path, settings, device)
         if form is Form.PROGRAM:
             return _exported(torch, source, path, device)
-        return _package(torch, source, path, device, runners)
+        return _package(source, path, device, runners)
     except CharoniaError:
         raise
     except Exception as error:
@@ -267,7 +267,7 @@ def _exported(torch: Any, source: ModelSource, path: Path, device: Any) -> Archi
     return ArchivedProgram(source.name, takes, text.inputs, run, _storages(weights), tuple(memory_of(weights)))
 
 
-def _package(torch: Any, source: ModelSource, path: Path, device: Any, runners: int) -> ArchivedProgram:
+def _package(source: ModelSource, path: Path, device: Any, runners: int) -> ArchivedProgram:
     on = "cpu" if device is None else device.type
     index = -1 if device is None or on == "cpu" else device.index
     # the loader itself: the public function opens programs that lie in the same archive, without the check

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 
 from charonia.errors import InvalidArgument
-from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
+from charonia.generation.text_tensors import ADAPTERS_PARAMETER, INPUTS, OUTPUTS, TextTensor
 from charonia.models.config_errors import InstanceError
-from charonia.models.json_form import from_json, to_json
+from charonia.models.config_forms import from_json, to_json
 from charonia.models.repeatable import RESUMABLE
 from executors.configuration.autocomplete import set_max_batch_size, set_model_transaction_policy
 from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -19,7 +19,6 @@ _OF_VLLM = (
 )
 """Inputs besides those of every model that generates text."""
 
-ADAPTERS = "charonia.adapters"
 """The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
 NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model transaction policy"
 
@@ -48,8 +47,8 @@ def completed(written: ModelConfig, adapters: Iterable[str] = ()) -> ModelConfig
     if RESUMABLE not in done.parameters:
         done.parameters[RESUMABLE].string_value = "true"
     names = list(adapters)
-    if names and ADAPTERS not in done.parameters:
-        done.parameters[ADAPTERS].string_value = json.dumps(names)
+    if names and ADAPTERS_PARAMETER not in done.parameters:
+        done.parameters[ADAPTERS_PARAMETER].string_value = json.dumps(names)
     if not done.instance_group:
         # the engine itself decides which devices it uses
         done.instance_group.add(kind=ModelInstanceGroup.KIND_MODEL, count=1)

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from charonia.backend import ModelResponse
+from charonia.generation.sampling import LEAST_LOGPROB
 from charonia.tensors import Tensor
 
 NOT_FINISHED = "None"
 """`finish_reason` of a text that goes on."""
-
-_LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM's own server writes this number."""
 
 
 class Completion(Protocol):
@@ -100,7 +98,7 @@ def _strings(name: str, texts: Sequence[str]) -> Tensor:
 def _candidates(candidates: Mapping[int, Any]) -> dict[str, Any]:
     return {
         str(token): {
-            "logprob": max(one.logprob, _LEAST_LOGPROB),
+            "logprob": max(one.logprob, LEAST_LOGPROB),
             "rank": one.rank,
             "decoded_token": one.decoded_token,
         }

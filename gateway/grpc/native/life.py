@@ -17,10 +17,19 @@ from .codec.limits import KeepAlive
 from .connection_calls import Calls
 from .outbox import Outbox
 
+_log = logging.getLogger(__name__)
+
 FIRST_WORDS_S = 20.0
 """A client must have sent its settings, or opened a call, by then."""
 _JITTER = 0.1
 """Otherwise connections of the same age would all end at once (gRPC proposal A9)."""
+_CLOSING_S = 20.0
+"""Time for the client to read the remaining data."""
+_LINGER_S = 1.0
+"""Time for the client to close, once it has learnt that the connection ends."""
+_LEAVING_S = 5.0
+"""Time for the client to answer the ping."""
+_LEAVING_PING = b"leaving!"
 
 
 class Living(Protocol):
@@ -98,17 +107,6 @@ class Life:
         self._connection.leave()
         if self._keep_alive.max_age_grace_s:
             self._after("age", self._keep_alive.max_age_grace_s, self._connection.abort)
-
-
-_log = logging.getLogger(__name__)
-
-_CLOSING_S = 20.0
-"""Time for the client to read the remaining data."""
-_LINGER_S = 1.0
-"""Time for the client to close, once it has learnt that the connection ends."""
-_LEAVING_S = 5.0
-"""Time for the client to answer the ping."""
-_LEAVING_PING = b"leaving!"
 
 
 class Ending:

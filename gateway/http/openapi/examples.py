@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from charonia.models.json_form import to_json
+from charonia.models.config_forms import to_json
 from protos.model_config_pb2 import ModelConfig
 
 _NUMBERS = [float(number) for number in range(16)]

@@ -547,7 +547,7 @@ _SETTINGS = (
 # -- shared memory -----------------------------------------------------------------------------------------------------
 
 
-def _regions(kind: str, name: str, body: tuple[Content, ...], example: Any) -> tuple[Operation, ...]:
+def _regions(kind: str, body: tuple[Content, ...], example: Any) -> tuple[Operation, ...]:
     root, tag, title = f"/v2/{kind}sharedmemory", "shared-memory", kind.capitalize()
     one = root + "/region/{region}"
     listed = {200: _json("The regions", f"{title}Regions", example)}
@@ -599,8 +599,8 @@ def _regions(kind: str, name: str, body: tuple[Content, ...], example: Any) -> t
 
 
 _SHARED = (
-    *_regions("system", "SystemRegions", _body("SystemRegionRequest", examples.SYSTEM_REGION), examples.SYSTEM_REGIONS),
-    *_regions("cuda", "CudaRegions", _body("CudaRegionRequest", examples.CUDA_REGION), examples.CUDA_REGIONS),
+    *_regions("system", _body("SystemRegionRequest", examples.SYSTEM_REGION), examples.SYSTEM_REGIONS),
+    *_regions("cuda", _body("CudaRegionRequest", examples.CUDA_REGION), examples.CUDA_REGIONS),
 )
 
 # -- this document -----------------------------------------------------------------------------------------------------

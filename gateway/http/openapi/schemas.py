@@ -1,7 +1,7 @@
 """The bodies of the HTTP interface as JSON Schema (draft 2020-12), by name. Pure.
 
 Objects whose keys the server chooses are closed; requests are open, as the interface ignores unknown keys. The
-configuration's schema comes from its protobuf messages, which say what `charonia.models.json_form` may write.
+configuration's schema comes from its protobuf messages, which say what `charonia.models.config_forms` may write.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    """Further names for the chat template (`chat_template_kwargs`)."""
+    """Further names for the chat template (`chat_template_kwargs`, `documents`)."""
     prompt_logprobs: bool = False
     """Whether the answer lists log probabilities of the prompt."""
     priority: int = 0
@@ -91,6 +91,10 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     if not isinstance(arguments, Mapping):
         raise ApiError("'chat_template_kwargs' must be an object", param="chat_template_kwargs")
     check_size(arguments, "chat_template_kwargs")
+    if (documents := body.get("documents")) is not None:
+        if not isinstance(documents, list) or not all(isinstance(one, Mapping) for one in documents):
+            raise ApiError("'documents' must be a list of objects", param="documents")
+        arguments = {**arguments, "documents": documents}
     wanted = whole(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if wanted is not None and not flag(body, "logprobs"):
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", param="top_logprobs")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from charonia.generation.parameters import DEFAULT_MAX_TOKENS, MAX_LOGPROBS
+
 from .api_errors import ApiError
 from .sampling_fields import (
     MAX_CHOICES,
@@ -26,9 +28,6 @@ from .sampling_fields import (
 )
 from .text_answers import TextDelta, TextFold, TokenBytes, prompt_logprobs, token_logprobs, usage
 from .token_options import NO_OPTIONS, TokenOptions, chosen_ids, token_options
-
-MAX_LOGPROBS = 20
-DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from charonia.generation.parameters import MAX_BAD_WORDS, MAX_BIASES, MAX_SCHEMA_BYTES
+
 from .api_errors import ApiError
 
 MAX_CHOICES = 128
@@ -19,10 +21,7 @@ MAX_CHOICES = 128
 
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
-MAX_BIASES = 1024
-MAX_BAD_WORDS = 256
 MAX_TOKEN_IDS = 1024
-MAX_SCHEMA_BYTES = 64 * 1024
 
 _NUMBERS: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),

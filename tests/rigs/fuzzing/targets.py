@@ -43,6 +43,7 @@ from charonia.generation.templates import render_chat
 from charonia.generation.text_assets import TextAssets
 from charonia.generation.tool_calls import FORMATS, call_reader
 from charonia.inference import parse_version
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
@@ -61,7 +62,6 @@ from executors.backends.python.protocol.frames import Frame, FrameError, FrameRe
 from executors.configuration.autofill import prepare
 from executors.configuration.config import from_json, normalise, to_json, validate, validate_structure
 from executors.isolation.forms import outcome_of
-from executors.repository.pbtxt import parse
 from gateway.grpc.convert import infer_request
 from gateway.http.codec.control_json import (
     read_index_request,

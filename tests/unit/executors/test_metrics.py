@@ -6,6 +6,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from charonia.errors import InternalError
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
@@ -13,7 +14,6 @@ from charonia.wire import RequestRecord, pack_request, request_meta, unpack_requ
 from executors.batches.batch_results import BACKEND, Executed, Execution, Failure
 from executors.configuration.config import normalise
 from executors.metrics import ExecutorMetrics
-from executors.repository.pbtxt import parse
 
 
 def samples(metrics: ExecutorMetrics) -> dict[tuple[str, ...], float]:

@@ -14,11 +14,11 @@ from charonia.catalog.served import ServedVersion
 from charonia.errors import ResourceExhausted
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.dataplane import AdmittedRequest, DataPlane
 
 CONFIG = """

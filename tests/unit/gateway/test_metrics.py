@@ -24,9 +24,9 @@ from charonia.errors import (
 )
 from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.facts.stream_notes import StreamsNote
+from charonia.models.config_forms import parse
 from charonia.options.settings import GatewaySettings
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.dataplane import DataPlane
 from gateway.metrics import GatewayMetrics, JobCounts, OpenStreams
 

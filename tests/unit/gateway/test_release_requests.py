@@ -17,12 +17,12 @@ from charonia.datatypes import DataType
 from charonia.errors import InternalError
 from charonia.facts.events import VersionLoaded
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.releases.route_rule import CANARY, WHOLE, RouteRule, route_fact
 from charonia.tensors import Tensor
 from charonia.traces.contexts import TIMESTAMPS, Context
 from charonia.traces.reports import REQUEST_END, REQUEST_START
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.tracing.trace import Trace
 
 CANDIDATE = RouteRule(1, 2, WHOLE, stage=CANARY)

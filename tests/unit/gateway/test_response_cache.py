@@ -14,8 +14,8 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import InternalError
 from charonia.facts.events import VersionLoaded
+from charonia.models.config_forms import parse
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.handler import Duration
 
 

@@ -13,7 +13,6 @@ rediss+cluster://...    the Redis Cluster that some of these servers belong to; 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
@@ -42,8 +41,6 @@ class Address:
     username: str = ""
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
-    tls_options: Mapping[str, str] = field(default_factory=dict)
-    """The URL's TLS options, from which `tls` was made, for code that makes its own context."""
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_username: str = ""
@@ -116,7 +113,6 @@ def _sentinel_address(url: str) -> Address:
     return Address(
         f"{parts.scheme}://{hosts}/{service}/{number}",
         tls=_tls(query) if over_tls else None,
-        tls_options={name: value for name, value in query.items() if name.startswith("ssl_")} if over_tls else {},
         database=number,
         username=unquote(username),
         password=unquote(password),

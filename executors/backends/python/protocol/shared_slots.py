@@ -1,5 +1,7 @@
 """Shared memory between an executor and a model process: reusable slots for the columns of batches.
 
+Payloads between gateway, executors and callers have slots of another form: `charonia.eventlog.payload_slots`.
+
 It is a file in memory that belongs to one model process; both ends map it whole, but pages that were never written take
 no memory. The executor copies the inputs of a batch into an input slot; the model's arrays are views of it. It also
 names an output slot, into which the model process copies the outputs; the executor's outputs are views of that.

@@ -15,10 +15,10 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError
 from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 TENSOR = '{ name: "X" data_type: TYPE_INT32 dims: 1 }'
 CACHED = f'name: "m" backend: "python" input {TENSOR} output {TENSOR} response_cache {{ enable: true }}'

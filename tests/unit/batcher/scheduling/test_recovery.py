@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scheduler_account import queued_by_level
 from scheduler_bench import Model, interface, timing
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
@@ -103,7 +104,7 @@ def test_a_new_configuration_holds_for_what_is_queued() -> None:
     model.put(2, level=1)
     model.put(3, rows=4)
     model.see(PolicyChanged(interface(3, timing(TimeoutAction.REJECT))))
-    assert model.scheduler.queued_by_level() == {0: 2}
+    assert queued_by_level(model.scheduler) == {0: 2}
     assert model.wakeup_us() == 10
     assert model.see(VersionServed("a", 1, "h1", 1)) == ["a: 1 2"]
 

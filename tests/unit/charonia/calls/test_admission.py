@@ -9,11 +9,11 @@ from charonia.calls.entry_packer import request_record
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import unpack_request
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 HINT = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "

@@ -15,7 +15,7 @@ from memory_log.log import MemoryLog
 from charonia.composition.console.console_role import read_statistics
 from charonia.console import live_pages, log_views
 from charonia.console.readings import Sampler
-from charonia.console.viewers import EVERYTHING
+from charonia.console.viewers import Viewer
 from charonia.console.web_app import ConsoleApp
 
 
@@ -44,7 +44,7 @@ async def test_a_page_whose_reading_takes_long_is_read_less_often(monkeypatch: p
 
     monkeypatch.setattr(log_views, "job_list", slow)
     sampler = Sampler(log, no_metrics, interval_s=0.001)
-    events = ConsoleApp(log, sampler, read_statistics).live_events("jobs", {}, EVERYTHING)
+    events = ConsoleApp(log, sampler, read_statistics).live_events("jobs", {}, Viewer())
     try:
         assert "jobs_table" in await regions(events)
         for _ in range(18):  # nine seconds: a tenth of the time is what it may take

@@ -25,8 +25,6 @@ nv_inference_exec_count{{model="a",version="1"}} {a}
 nv_inference_pending_request_count{{model="a",version="1"}} 7
 # TYPE charonia_batcher_running_requests gauge
 charonia_batcher_running_requests{{model="a"}} 3
-# TYPE charonia_log_memory_used_bytes gauge
-charonia_log_memory_used_bytes 1000
 # TYPE nv_inference_request_summary_us summary
 nv_inference_request_summary_us_count{{model="a",version="1"}} 1
 nv_inference_request_summary_us{{model="a",version="1",quantile="0.5"}} 2000
@@ -48,7 +46,6 @@ def test_rates_and_means_between_two_readings() -> None:
     assert (a.pending, a.running) == (7, 3)
     assert (b.latency_ms, b.rows_per_execution, b.error_share) == (None, None, 0.0)
     assert (found.whole.rate, round(found.whole.error_share, 4)) == (20.0, 0.0476)
-    assert (found.log_used_bytes, found.log_most_bytes) == (1000, None)
     assert model_figures(before, after, "a").rate == 20.0
     assert model_figures(before, after, "") == found.whole
 

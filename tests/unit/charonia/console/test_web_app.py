@@ -10,7 +10,7 @@ from memory_log.log import MemoryLog
 
 from charonia.composition.console.console_role import read_statistics
 from charonia.console.readings import PerSample, Sampler
-from charonia.console.viewers import EVERYTHING
+from charonia.console.viewers import Viewer
 from charonia.console.web_app import ConsoleApp, is_own
 from charonia.errors import LogUnavailable
 
@@ -35,7 +35,7 @@ async def test_a_live_page_says_that_the_log_is_away_and_goes_on_when_it_is_back
     sampler = Sampler(log, no_metrics, interval_s=0.01)
     app = ConsoleApp(log, sampler, read_statistics)
     log.away = True
-    events = app.live_events("overview", {}, EVERYTHING)
+    events = app.live_events("overview", {}, Viewer())
     try:
         kind, data = (await anext(events)).decode().split("\n")[:2]
         assert kind == "event: problem"

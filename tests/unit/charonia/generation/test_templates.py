@@ -66,7 +66,7 @@ def test_conventions() -> None:
 def test_tools_documents_and_further_names() -> None:
     template = "{{ tools | length if tools else 'none' }} {{ documents }} {{ enable_thinking }}"
     assert rendered(template) == "none None "
-    assert rendered(template, tools=TOOLS, documents=[{"text": "x"}], arguments={"enable_thinking": False}) == (
+    assert rendered(template, tools=TOOLS, arguments={"documents": [{"text": "x"}], "enable_thinking": False}) == (
         "1 [{'text': 'x'}] False"
     )
     assert render_chat(made("plain", {"tool_use": "with {{ tools[0].function.name }}"}), CHAT, TOOLS) == "with add"

@@ -8,8 +8,8 @@ import pytest
 
 from charonia.metrics.latencies import WINDOW_NS, Latencies, Summary
 from charonia.metrics.quantiles import joint_quantiles, quantile
+from charonia.models.config_forms import parse
 from charonia.options.settings import MetricsSettings
-from executors.repository.pbtxt import parse
 
 PLAIN = parse('name: "m" backend: "python" metric_tags { key: "team" value: "a\\"b" }')
 CACHED = parse('name: "c" backend: "python" response_cache { enable: true }')

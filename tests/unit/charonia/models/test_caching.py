@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from charonia.models.caching import LONGEST_TTL_S, CachingRules, caching_rules
+from charonia.models.config_forms import parse
 from executors.configuration.config import InstanceError, validate_instances
-from executors.repository.pbtxt import parse
 
 IO = "".join(
     f"{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [3] }} "

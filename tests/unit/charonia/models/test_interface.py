@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from charonia.datatypes import DataType
 from charonia.inference import LOWEST_PRIORITY
+from charonia.models.config_forms import parse
 from charonia.models.interface import InstanceGroup, ModelInterface, TensorSpec, Warmup, WarmupInput
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 CONFIG = """
 name: "m" backend: "onnxruntime" platform: "onnxruntime_onnx" max_batch_size: 8
@@ -40,7 +40,6 @@ def test_everything_a_request_path_reads() -> None:
     assert list(interface.outputs.items()) == [("y", y), ("b", TensorSpec("b", DataType.INT64, (-1,)))]
     assert interface.required_inputs == {"z"}
     assert interface.has_ragged_input
-    assert interface.label_filenames == {"y": "labels.txt"}
     assert (interface.client_shape(z), interface.backend_shape(z)) == ((-1, -1, 4), (-1, -1, 2, 2))
     assert (interface.client_shape(a), interface.backend_shape(a)) == ((-1, 1), (-1,))
     assert interface.instance_groups == (InstanceGroup("m_0", 2, "KIND_GPU", (0, 1), passive=True, host_policy="p"),)

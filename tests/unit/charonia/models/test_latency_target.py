@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.models.latency_target import target_p99_ns
 from executors.configuration.config import InstanceError, normalise, validate
-from executors.repository.pbtxt import parse
 
 MODEL = (
     'name: "m" backend: "b" input { name: "X" data_type: TYPE_INT8 dims: 1 } '

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from charonia.models.config_errors import StructureError
+from charonia.models.config_forms import parse
 from charonia.models.metric_control import check_metrics, first_response_buckets, tag_labels, unknown_families
-from executors.repository.pbtxt import parse
 
 FAMILY = 'metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
 OTHER = 'metric_identifier { family: "other" } histogram_options { buckets: [ 7 ] }'

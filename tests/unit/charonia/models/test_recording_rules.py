@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from charonia.models.recording_rules import DEFAULT_BYTES, RecordingRules, recording_rules
 from executors.configuration.config import InstanceError, normalise, validate_instances
-from executors.repository.pbtxt import parse
 
 MODEL = (
     "name: 'm' backend: 'python' input { name: 'a' data_type: TYPE_FP32 dims: [3] } "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import InstanceError, normalise, validate_instances
-from executors.repository.pbtxt import parse
 
 TENSORS = "input { name: 'a' data_type: TYPE_FP32 dims: 3 } output { name: 'b' data_type: TYPE_FP32 dims: 3 } "
 MODEL = "name: 'm' backend: 'python' model_transaction_policy { decoupled: true } " + TENSORS

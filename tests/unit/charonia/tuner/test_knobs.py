@@ -100,5 +100,6 @@ def test_values_that_do_not_fit_the_model_are_refused() -> None:
         dimensions("m", completed(), {"max-batch": ["2"]}, Circumstances(2, 8, 4))
     with pytest.raises(InvalidArgument, match="'off' of --delay-us"):
         dimensions("m", completed(), {"delay-us": ["off"]}, AROUND)
-    with pytest.raises(InvalidArgument, match="cannot be read"):
-        config_of("max_batch: 3", "m")
+    for text in ("max_batch: 3", "input { data_type: 99999999999 }"):
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            config_of(text, "m")

@@ -22,10 +22,10 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.errors import CharoniaError, ErrorCode, InternalError, InvalidArgument, NotFound
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.bound import BoundBackend, BoundFunction, Request
-from executors.repository.pbtxt import parse
 
 ONE = np.ones((2, 2), np.float32)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from charonia.models.config_errors import InstanceError
+from charonia.models.config_forms import parse
 from executors.backends.graph_specs import GraphShapes, TakenShapes, closest_graph, graph_shapes
 from executors.backends.tensorrt.engine_tensors import Profile, Range
-from executors.repository.pbtxt import parse
 
 PROFILE = Profile(0, {"a": Range((1, 4), (4, 4), (8, 16))}, {})
 

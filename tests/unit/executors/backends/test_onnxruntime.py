@@ -29,13 +29,13 @@ from charonia.backend import (
 )
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.model_files import model_path
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.onnxruntime.onnx_backend import OnnxRuntimeInstance, _find_cuda, _Session
 from executors.backends.registry import BackendRegistry
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 FLOAT = TensorProto.FLOAT
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.datatypes import DataType
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
@@ -22,7 +23,6 @@ from executors.batches.execution import Batch
 from executors.batches.ragged import batch_inputs
 from executors.configuration.autofill import from_graph
 from executors.configuration.config import InstanceError, normalise, validate
-from executors.repository.pbtxt import parse
 
 CONFIG = """
 name: "m" backend: "onnxruntime" max_batch_size: 16 dynamic_batching { }

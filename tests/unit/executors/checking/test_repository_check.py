@@ -27,6 +27,7 @@ PYTHON = """backend: "python"
 input [ { name: "a" data_type: TYPE_FP32 dims: [ 4 ] } ]
 output [ { name: "c" data_type: TYPE_FP32 dims: [ 4 ] } ]
 """
+TENSOR = 'input [ { name: "a" data_type: TYPE_FP32 dims: [ 0 ] } ]'
 CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 ENSEMBLE = """platform: "ensemble"
 max_batch_size: 8
@@ -182,6 +183,44 @@ async def test_one_run_names_faults_that_lie_behind_one_another(tmp_path: Path) 
     assert found[(1, "name")] == '"m"'
     assert (6, "dynamic_batching.default_priority_level") in found
     assert (5, "output[0].dims") in found
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            'platform: "nonsense"\nmax_batch_size: -2\n' + TENSOR,
+            {"unexpected platform type 'nonsense'", "'max_batch_size' must be", "model input 'a' dimension must be"},
+        ),
+        (
+            'platform: "ensemble"\nmax_batch_size: -2\nensemble_scheduling { step { model_name: "b" } }\n' + TENSOR,
+            {"'max_batch_size' must be", "must specify 'input_map'", "model input 'a' dimension must be"},
+        ),
+        (
+            PYTHON
+            + """max_batch_size: 2
+sequence_batching { state { input_name: "s" } }
+parameters { key: "charonia.checkpoint_every" value { string_value: "x" } }
+parameters { key: "charonia.record_share" value { string_value: "y" } }
+model_warmup { name: "one" batch_size: 4 }
+model_warmup { name: "two" batch_size: 1 inputs { key: "b" value { data_type: TYPE_FP32 } } }
+""",
+            {
+                "sequence batching state must have",
+                "parameter 'charonia.checkpoint_every'",
+                "parameter 'charonia.record_share'",
+                "model warmup 'one' of model 'm' has batch size 4",
+                "unexpected inference input 'b'",
+            },
+        ),
+    ],
+    ids=["platform", "ensemble", "sequences"],
+)
+async def test_each_rule_of_a_load_is_tried(text: str, problems: set[str], tmp_path: Path) -> None:
+    build(tmp_path, python_model(text))
+    found = [fault.problem for fault in (await checked(tmp_path)).faults]
+    assert len(found) == len(problems), found
+    assert all(any(problem in one for one in found) for problem in problems), found
 
 
 async def test_fix_writes_what_is_safe_and_keeps_the_file_as_it_was(tmp_path: Path) -> None:

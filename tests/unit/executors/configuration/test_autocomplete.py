@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from charonia.models.config_forms import parse
 from executors.configuration import autocomplete
 from executors.configuration.config import InstanceError, to_json
-from executors.repository.pbtxt import parse
 
 WRITTEN = "name: 'm' backend: 'python' "
 

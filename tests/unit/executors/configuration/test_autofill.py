@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from charonia.backend import GraphSignature, TensorSignature
+from charonia.models.config_forms import parse
 from executors.configuration import autofill
 from executors.configuration.config import InstanceError, StructureError
-from executors.repository.pbtxt import parse
 
 BATCHABLE = GraphSignature(
     inputs=(TensorSignature("x", "FP32", (-1, 3)),), outputs=(TensorSignature("y", "BYTES", (-1, -1, 2)),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import (
     InstanceError,
     StructureError,
@@ -14,7 +15,6 @@ from executors.configuration.config import (
     validate_structure,
 )
 from executors.configuration.validation import check_reshapes
-from executors.repository.pbtxt import parse
 
 HEAD = 'name: "m" backend: "onnxruntime" '
 IO = "input { name: 'x' data_type: TYPE_FP32 dims: [3] } output { name: 'y' data_type: TYPE_FP32 dims: [3] } "

@@ -13,11 +13,11 @@ import pytest
 
 from charonia.backend import ENTRY_POINT_GROUP, FORMATS_ENTRY_POINT_GROUP, Backend, Format
 from charonia.models.config_errors import StructureError
+from charonia.models.config_forms import parse
 from executors.configuration import declarations
 from executors.configuration.config import normalise, unsupported_features
 from executors.configuration.declarations import Declaration, declared_by
 from executors.configuration.platforms import detect_backend
-from executors.repository.pbtxt import parse
 
 
 class Trees(Backend):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import normalise, to_json
-from executors.repository.pbtxt import parse
 
 
 def test_onnx_model_on_a_cpu() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import normalise, unsupported_features
-from executors.repository.pbtxt import parse
 
 CASES = [
     (

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from executors.host.memory import process_bytes, release_free_memory, tree_bytes
-from executors.loading.placement_rules import memory_bytes
+from executors.host.memory import process_bytes, release_free_memory, tree_bytes, usable_bytes
 
 
 def put(proc: Path, pid: int, *, pss_kib: int | None, children: str = "") -> None:
@@ -54,10 +53,10 @@ def test_a_container_may_use_less_than_the_machine_has(tmp_path: Path) -> None:
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     proc.mkdir()
     cgroup.mkdir()
-    assert memory_bytes(proc, cgroup) == 0
+    assert usable_bytes(proc, cgroup) == 0
     (proc / "meminfo").write_text("MemTotal:        1000 kB\nMemFree: 1 kB\n")
-    assert memory_bytes(proc, cgroup) == 1_024_000
+    assert usable_bytes(proc, cgroup) == 1_024_000
     (cgroup / "memory.max").write_text("max\n")
-    assert memory_bytes(proc, cgroup) == 1_024_000
+    assert usable_bytes(proc, cgroup) == 1_024_000
     (cgroup / "memory.max").write_text("512000\n")
-    assert memory_bytes(proc, cgroup) == 512_000
+    assert usable_bytes(proc, cgroup) == 512_000

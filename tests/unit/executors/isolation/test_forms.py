@@ -11,6 +11,7 @@ import pytest
 
 from charonia.backend import GraphSignature, InstanceSpec, ModelSource, TensorSignature
 from charonia.datatypes import DataType
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.python.protocol.frames import Frame, FrameError, Kind
 from executors.batches.encoded_strings import EncodedStrings
@@ -26,7 +27,6 @@ from executors.isolation.forms import (
     spec_content,
     spec_of,
 )
-from executors.repository.pbtxt import parse
 
 FP32, BYTES = DataType.FP32.number, DataType.BYTES.number
 

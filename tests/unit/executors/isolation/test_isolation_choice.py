@@ -10,9 +10,9 @@ import pytest
 
 from charonia.backend import Backend, Model, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
+from charonia.models.config_forms import parse
 from executors.isolation import sandbox
 from executors.isolation.isolation_choice import isolation_of
-from executors.repository.pbtxt import parse
 
 
 class Declares:

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from charonia.backend import InstanceDied, ModelSource
+from charonia.models.config_forms import parse
 from executors.backends.python.custom_metrics import CustomMetrics
 from executors.configuration.config import normalise
 from executors.host import owned_folders
 from executors.isolation.process_handle import ModelProcess
-from executors.repository.pbtxt import parse
 
 
 @pytest.mark.parametrize("fails", [False, True])

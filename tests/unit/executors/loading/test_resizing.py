@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from charonia.backend import InstanceSpec
+from charonia.models.config_forms import parse
 from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNeed
 from charonia.wire import BatchPlaces
 from executors.loading.loader import change_of
-from executors.repository.pbtxt import parse
 from executors.running.instance_pool import InstancePool
 
 CPU = InstanceGroup("m", 2, "KIND_CPU")

@@ -7,13 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fingerprints import changed_versions
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable, Unsupported
+from charonia.models.config_forms import parse
 from executors.configuration.config import InstanceError, StructureError, normalise
 from executors.repository import model_directory as module
 from executors.repository.model_directory import content_hash, load_labels
 from executors.repository.model_repository import ModelRepository
-from executors.repository.pbtxt import parse
 
 
 def _write(path: Path, content: str | bytes = b"") -> Path:
@@ -206,7 +207,7 @@ def test_changes_are_seen_by_version(tmp_path: Path) -> None:
     def changed() -> set[int]:
         nonlocal before
         now = repository.scan()["m"].fingerprint
-        found, before = now.changed_versions(before), now
+        found, before = changed_versions(before, now), now
         return found
 
     before = repository.scan()["m"].fingerprint
@@ -249,7 +250,7 @@ def test_override(tmp_path: Path) -> None:
     assert changed.error is None
     assert (changed.required_config().backend, changed.required_config().max_batch_size) == ("python", 7)
     assert changed.selected_versions() == [1]
-    assert changed.fingerprint.changed_versions(model.fingerprint) == {1, 2}
+    assert changed_versions(model.fingerprint, changed.fingerprint) == {1, 2}
     assert changed.with_config(override).fingerprint == changed.fingerprint
     bad = model.with_config(parse("max_batch_size: -1"))
     assert bad.config is None

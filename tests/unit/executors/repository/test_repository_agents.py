@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from charonia.models.config_errors import StructureError
-from executors.repository.pbtxt import parse
+from charonia.models.config_forms import parse
 from executors.repository.repository_agents import DEFAULT_DIRECTORY, RepositoryAgents
 
 CONTENT = b"weights"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from charonia.errors import InvalidArgument
+from charonia.models.config_forms import parse
 from charonia.models.names import check_model_name
 from executors.configuration.config import InstanceError
 from executors.repository.model_directory import select, version_of
-from executors.repository.pbtxt import parse
 
 
 @pytest.mark.parametrize(

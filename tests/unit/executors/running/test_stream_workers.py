@@ -11,12 +11,12 @@ import pytest
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource, ResponseStream
 from charonia.clock import monotonic_ns
 from charonia.errors import Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import BatchHeader, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.batch_results import Executed
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from executors.running import stream_workers
 from executors.running.instance_pool import InstancePool
 from executors.running.stream_workers import StreamWorker

@@ -10,13 +10,13 @@ from memory_log.log import MemoryLog
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import Limits, ProgressPart
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import BatchHeader, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.assembly import Planner, groups
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from executors.running.streamed_batch import FlowControl, Outgoing, StreamedBatch, StreamRun
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.progress_records import append_progress, read_progress

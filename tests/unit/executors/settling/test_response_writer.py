@@ -13,6 +13,7 @@ from charonia import keys
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.eventlog import port
 from charonia.eventlog.port import Limits, ProgressPart, Reply
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
@@ -29,7 +30,6 @@ from executors.batches.assembly import Planner, groups
 from executors.batches.batch_results import Executed
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from executors.running.streamed_batch import FlowControl, StreamedBatch, StreamRun
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.response_writer import ResponseWriter

@@ -24,7 +24,7 @@ from charonia.wire import (
 )
 from executors.batches.batch_results import OTHER, Executed, Execution, Failure
 from executors.running.submitted_batch import SubmittedBatch
-from executors.settling.settlement import with_reports
+from executors.settling.trace_reports import with_reports
 
 X = Tensor.of("x", np.ones((1, 2), np.float32))
 META = request_meta(3, "abc", [X], (), {})
@@ -124,7 +124,7 @@ def test_what_cannot_be_reported_is_answered_all_the_same(
     def fails(*_: Any) -> bytes:
         raise ValueError("broken")
 
-    monkeypatch.setattr("executors.settling.settlement.reported_response", fails)
+    monkeypatch.setattr("executors.settling.trace_reports.reported_response", fails)
     one = record(1, context(1))
     executed = Executed([answer(one)], [run(0)])
     assert with_reports(batch(one), executed, executed.answers, "e-1") == executed.answers

@@ -15,7 +15,7 @@ from http_wire import App, Wire, echo, responses, summary, whole_body
 from gateway.http import protocol
 from gateway.http.bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Receive, Scope, Send, reply_whole
 from gateway.http.codec.response_codec import response_head
-from gateway.http.exchanges import HIGH_WATER_BYTES
+from gateway.http.exchanges import HIGH_WATER_BYTES, MAX_WAITING
 
 GET = b"GET /a?chunked HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -330,12 +330,12 @@ async def test_an_application_that_does_not_keep_to_asgi_loses_its_connection(
 async def test_requests_are_served_in_turn_and_few_are_read_ahead() -> None:
     gate = Gate()
     wire = Wire(App(gate))
-    count = 3 * protocol.MAX_WAITING
+    count = 3 * MAX_WAITING
     sending = asyncio.create_task(_one_by_one(wire, [GET] * count))
     await wire.rest()
     assert gate.begun == 1
     assert wire.transport.paused
-    assert len(wire.connection.pipeline) == protocol.MAX_WAITING
+    assert len(wire.connection.pipeline) == MAX_WAITING
     gate.open.set()
     await sending
     await wire.rest()

@@ -18,9 +18,9 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import Cancelled, DeadlineExceeded, InternalError, LogUnavailable, Unsupported
 from charonia.facts.jobs import DeliveryNote, public_id
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from gateway.jobs.job_queries import Pace, Paces, mean_pace, queued_eta_s, running_eta_s
 from gateway.jobs.job_streams import JobDeliveries
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from charonia.catalog.served import ServedVersion
-from charonia.models.json_form import from_json
+from charonia.models.config_forms import from_json
 from gateway.openai.adapter_routes import changed
 from gateway.openai.openai_application import OpenAiInterface
 from gateway.openai.text_models import TextModel

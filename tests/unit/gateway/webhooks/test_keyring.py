@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import pytest
 
 from charonia.errors import StartupError
 from gateway.webhooks.keyring import Keyring
-from gateway.webhooks.signatures import render_secret
+from gateway.webhooks.signatures import PREFIX
 
 OLD, NEW, ACME = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+def render_secret(secret: bytes) -> str:
+    return PREFIX + base64.b64encode(secret).decode()
 
 
 def test_lines_of_secrets_all_sign_for_everybody(tmp_path: Path) -> None:

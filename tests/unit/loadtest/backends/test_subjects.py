@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from executors.repository.pbtxt import parse
+from charonia.models.config_forms import parse
 from loadtest.backends.bare import LIBRARIES
 from loadtest.backends.model_files import WRITERS
 from loadtest.backends.subjects import ISOLATIONS, SUBJECTS, find

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 from loadtest.peers.compared_models import MODELS, write_compared_repository
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_account import queued_by_level
 from scheduler_bench import HUGE, US, Model, ident, interface
 
 from batcher.scheduling.observations import (
@@ -22,7 +23,7 @@ def test_without_dynamic_batching_each_request_is_an_execution() -> None:
     model = Model(None, max_batch_size=8, slots=2)
     assert model.put(1, 2, 3, level=9) == ["a: 1", "a: 2"]
     assert model.finish(1) == ["a: 3"]
-    assert model.scheduler.queued_by_level() == {}
+    assert queued_by_level(model.scheduler) == {}
 
 
 # -- S2-S5, S25: batches -----------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def test_the_queue_size_is_per_level_and_over_all_versions() -> None:
     assert model.put(1, 2, level=1) == []
     assert model.put(3, level=2) == []
     assert model.put(4, version=5) == ["4 UNAVAILABLE REJECTED Exceeds maximum queue size"]
-    assert model.scheduler.queued_by_level() == {1: 2, 2: 1}
+    assert queued_by_level(model.scheduler) == {1: 2, 2: 1}
 
 
 def test_requests_that_return_from_an_executor_are_not_refused() -> None:
@@ -242,7 +243,7 @@ def test_level_1_goes_before_level_2_and_a_batch_may_mix_them() -> None:
     model.put(3, level=0)
     model.put(4, level=HUGE + 7)
     model.put(5, level=1)
-    assert model.scheduler.queued_by_level() == {1: 1, 5: 2, HUGE: 1}
+    assert queued_by_level(model.scheduler) == {1: 1, 5: 2, HUGE: 1}
     assert model.finish(1) == ["a: 5 3 4 2"]
 
 

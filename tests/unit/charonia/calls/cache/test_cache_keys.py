@@ -12,9 +12,9 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.datatypes import DataType
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from executors.repository.pbtxt import parse
 
 ALL = CachingRules()
 

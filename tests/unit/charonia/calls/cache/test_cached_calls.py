@@ -16,11 +16,11 @@ from charonia.errors import InternalError, Unavailable
 from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
 from charonia.metrics.cache_metrics import CacheMetrics
+from charonia.models.config_forms import parse
 from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 TENSOR = '{ name: "X" data_type: TYPE_INT32 dims: 1 }'
 CACHED = f'name: "m" backend: "python" input {TENSOR} output {TENSOR} response_cache {{ enable: true }}'

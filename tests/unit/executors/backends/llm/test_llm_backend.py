@@ -12,6 +12,7 @@ from gguf_files import write_gguf
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
 from executors.backends.llm.adapters import AdapterNeeds
@@ -19,7 +20,6 @@ from executors.backends.llm.language_model import adapter_directories, added_ada
 from executors.backends.llm.llm_backend import completed
 from executors.backends.llm.llm_settings import LlmSettings
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 
 def config(text: str = "", **parameters: str) -> Any:

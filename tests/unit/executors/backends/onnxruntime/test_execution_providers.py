@@ -8,6 +8,7 @@ import pytest
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument, Unsupported
+from charonia.models.config_forms import parse
 from executors.backends.onnxruntime.execution_providers import (
     CPU,
     CUDA,
@@ -18,7 +19,6 @@ from executors.backends.onnxruntime.execution_providers import (
     tensorrt_options,
 )
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 EVERYTHING = [TENSORRT, CUDA, OPENVINO, CPU]
 INPUT = 'input {{ name: "{}" data_type: TYPE_FP32 dims: [{}] }}'

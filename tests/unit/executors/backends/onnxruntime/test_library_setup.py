@@ -23,7 +23,7 @@ from charonia.errors import InternalError
 from charonia.models.interface import ModelInterface
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
+from charonia.models.config_forms import parse
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -8,9 +8,9 @@ import pytest
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument
+from charonia.models.config_forms import parse
 from executors.backends.openvino.compile_properties import compile_properties, is_virtual, target_device
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 
 def source(**parameters: str) -> ModelSource:

@@ -8,12 +8,12 @@ import pytest
 
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import CharoniaError
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.pytorch.cuda_graphs import wanted_graphs
 from executors.backends.pytorch.model_archives import Form
 from executors.backends.pytorch.torch_settings import COMPILE, TorchSettings
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4, 5] } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
 

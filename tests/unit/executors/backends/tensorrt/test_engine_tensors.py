@@ -10,6 +10,7 @@ import pytest
 
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.models.config_errors import InstanceError
+from charonia.models.config_forms import parse
 from executors.backends.tensorrt.engine_tensors import (
     EngineTensors,
     Profile,
@@ -20,7 +21,6 @@ from executors.backends.tensorrt.engine_tensors import (
     profile_indices,
     read_tensors,
 )
-from executors.repository.pbtxt import parse
 from protos import model_config_pb2 as pb
 
 

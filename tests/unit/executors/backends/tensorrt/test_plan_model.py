@@ -17,12 +17,12 @@ from fake_tensorrt import FakeDriver, driver, driver_file
 
 from charonia.backend import DeviceLost, InstanceSpec, MemoryUse, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
+from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.tensorrt import TensorRtBackend
 from executors.backends.tensorrt.plan_instance import PlanInstance
 from executors.configuration.config import normalise, validate
-from executors.repository.pbtxt import parse
 
 __all__ = ["driver", "driver_file"]
 

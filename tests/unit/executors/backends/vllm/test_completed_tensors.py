@@ -10,10 +10,10 @@ from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument, NotFound
 from charonia.generation.text_tensors import INPUTS, OUTPUTS
 from charonia.models.config_errors import InstanceError
+from charonia.models.config_forms import parse
 from executors.backends.vllm import VllmBackend
 from executors.backends.vllm.completed_tensors import check_policy, completed
 from executors.configuration.config import normalise, validate
-from executors.repository.pbtxt import parse
 from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 

@@ -44,7 +44,14 @@ def test_a_chat_has_the_same_bounds_and_one_for_its_candidates() -> None:
         ({"n": 10**9}, "n"),
         ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
         ({"chat_template_kwargs": {"a": "x" * 100_000}}, "chat_template_kwargs"),
+        ({"documents": ["text"]}, "documents"),
     ):
         with pytest.raises(ApiError) as caught:
             read_chat({**chat, **fields})
         assert caught.value.param == param
+
+
+def test_documents_are_for_the_chat_template() -> None:
+    given = {"documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"thinks": False}}
+    found = read_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], **given})
+    assert found.template_arguments == {"thinks": False, "documents": given["documents"]}

@@ -13,7 +13,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.models.interface import ModelInterface
-from executors.loading.composition import Composition, completed_ensemble
+from executors.loading.composing_models import Composition, completed_ensemble
 from executors.loading.placement_rules import NotPlacedHere
 from executors.repository.model_directory import Fingerprint, ModelDirectory
 from protos.model_config_pb2 import ModelConfig

@@ -1,4 +1,4 @@
-"""The JSON of a configuration as clients see and send it (H6, C60, C61)."""
+"""Syntax of `config.pbtxt`, and the JSON of a configuration as clients see and send it (H6, C60, C61)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from google.protobuf.text_format import MessageToString
 
+from charonia.models.config_forms import parse
 from executors.configuration.config import StructureError, from_json, to_json
-from executors.repository.pbtxt import parse
 
 
 def test_enums_are_words_and_wide_integers_numbers() -> None:
@@ -136,3 +137,45 @@ def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
 def test_what_cannot_be_read(source: Any) -> None:
     with pytest.raises(StructureError, match="the model configuration"):
         from_json(source)
+
+
+def test_all_spellings_of_the_text_format() -> None:
+    config = parse(
+        """
+        # a comment
+        name: "m"
+        input [ { name: 'x' data_type: TYPE_FP32 dims: [ 1, 2 ] }, < name: 'z' dims: 3 dims: 4 > ]
+        parameters: { key: "k" value: { string_value: "v" } }
+        """
+    )
+    assert [(item.name, list(item.dims)) for item in config.input] == [("x", [1, 2]), ("z", [3, 4])]
+    assert config.parameters["k"].string_value == "v"
+
+
+def test_nothing_is_an_empty_configuration() -> None:
+    assert parse("") == parse("  # only a comment\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "beginning"),
+    [
+        ('name: "m"\n  nope: 1', '2:3 : Message type "inference.ModelConfig" has no field named "nope".'),
+        ("max_batch_size: many", "1:17 : "),
+        ("max_batch_size: 99999999999", "1:17 : "),
+        ("input { data_type: 99999999999 }", "Value out of range: 99999999999"),
+        ('name: "m', "1:7 : "),
+        ("input { name: 'x'", "1:"),
+        ("input { data_type: FP32 }", "1:20 : "),
+        ("dynamic_batching { } sequence_batching { }", "1:"),
+        ('name: "\ud800"', "1:7 : "),
+    ],
+)
+def test_errors_say_where(text: str, beginning: str) -> None:
+    with pytest.raises(StructureError) as caught:
+        parse(text)
+    assert caught.value.message.startswith(beginning)
+
+
+def test_unparse_is_read_back() -> None:
+    config = parse("name: 'm' max_batch_size: 3 dynamic_batching { preferred_batch_size: [1, 2] }")
+    assert parse(MessageToString(config)) == config

@@ -1,4 +1,5 @@
-"""`ModelConfig` to and from the JSON of the configuration endpoints and of load overrides (items H6, C60, C61).
+"""`ModelConfig` from and to its two written forms: the text of a `config.pbtxt`, and the JSON of the configuration
+endpoints and of load overrides (items H6, C60, C61).
 
 Protobuf's own JSON printer writes 64-bit integers as strings; clients of this interface expect numbers, so the printing
 is done here. Reading takes both. Rules about values are `executors.configuration`'s.
@@ -12,13 +13,35 @@ import re
 from typing import Any
 
 import numpy as np
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from protos.model_config_pb2 import ModelConfig
 
 from .config_errors import StructureError
+
+
+def parse(text: str) -> ModelConfig:
+    """The configuration of the text of a `config.pbtxt`; an empty text is an empty configuration (C73).
+
+    Raises `StructureError` "<line>:<column> : <reason>" for bad syntax, an unknown field, a value of the wrong type, or
+    two members of one choice.
+    """
+    try:
+        return text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise StructureError(_located(error)) from error
+    except ValueError as error:  # a number beyond those of an enum is not told by a ParseError
+        raise StructureError(str(error)) from error
+
+
+def _located(error: text_format.ParseError) -> str:
+    text, line, column = str(error), error.GetLine(), error.GetColumn()
+    if line is None:
+        return text
+    place = f"{line}:{column}" if column is not None else str(line)
+    return text if text.startswith(place) else f"{place} : {text}"
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:
