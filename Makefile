@@ -29,7 +29,7 @@ NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the r
 export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup compare-triton client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup compare-triton client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-pages stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -284,6 +284,9 @@ overload: $(VENV)/.tested models ## an hour with four times too much to do: no p
 
 topologies: $(VENV)/.tested models ## the log's tests over Sentinel, Cluster, TLS and ACL; TOPOLOGIES_FLAGS=--short
 	$(BIN)/python tests/rigs/every_topology.py $(TOPOLOGIES_FLAGS)
+
+stack-pages: $(VENV)/.tested models ## execute the commands of docs/stack.md and the run-book with Docker Engine; where there is none: tools/container_engine/with_engine.sh make stack-pages
+	$(BIN)/python -m pytest tests/stack
 
 stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill and upgrade it under load
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)

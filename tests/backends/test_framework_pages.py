@@ -33,7 +33,8 @@ def test_a_reader_sees_what_the_page_shows(
     page: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "reader"
-    reader = Reader(folder, http=server.http, grpc=server.grpc, metrics=server.metrics, log_url=server.log_url)
+    places = {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "log_url": server.log_url}
+    reader = Reader.of_server(folder, **places)
     monkeypatch.chdir(tmp_path)  # for python blocks; what runs in the reader's folder is ended
     for place in (folder, tmp_path):
         (place / "models").symlink_to(server.repository)  # type: ignore[attr-defined]

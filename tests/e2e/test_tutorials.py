@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from e2e_asking import infer, until
 from e2e_server import Server, serving
-from page_commands import MARK, OF_FRAMEWORKS, Ids, Reader, executed_blocks, matches, write_files
+from page_commands import MARK, OF_FRAMEWORKS, OF_THE_STACK, Ids, Reader, executed_blocks, matches, write_files
 
 from charonia import keys
 
@@ -26,8 +26,10 @@ PAGES = (
     *("docs/howto/decoupled-models.md", "docs/howto/shared-memory.md", "docs/howto/check.md", "docs/howto/migrate.md"),
     *("docs/howto/business-logic.md", "docs/howto/sequences.md"),
 )
-"""What `docs/stack.md` and `docs/howto/kubernetes.md` show cannot be executed here: it needs images and a cluster.
-`make helm` follows the commands of the latter as far as they need no cluster (`tools/helm_chart/shown_commands.py`)."""
+"""What `docs/howto/kubernetes.md` shows cannot be executed: it needs a cluster. `make helm` follows its commands as far
+as they need none (`tools/helm_chart/shown_commands.py`)."""
+ELSEWHERE = (*OF_FRAMEWORKS, *OF_THE_STACK)
+"""Pages with marks that other tests follow."""
 FIRST = ("README.md", "docs/jobs.md")
 """The pages that `make test` follows; `make test-long` follows the others."""
 OF_MODELS = ("docs/howto/decoupled-models.md", "docs/streaming.md", "docs/howto/business-logic.md")
@@ -84,7 +86,7 @@ def _write_versions(model: Path, place: Path) -> None:
 def test_a_reader_sees_what_the_page_shows(page: str, tutorial_server: Server, tmp_path: Path) -> None:
     running = tutorial_server
     places = {"http": running.http, "grpc": running.grpc, "metrics": running.metrics, "log_url": running.log_url}
-    reader = Reader(tmp_path / "reader", **places)
+    reader = Reader.of_server(tmp_path / "reader", **places)
     wrong = reader.follow((ROOT / page).read_text())
     assert not wrong, "\n\n".join(wrong)
 
@@ -93,8 +95,8 @@ def test_every_page_with_a_mark_is_followed() -> None:
     marked = {
         path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if MARK.search(path.read_text())
     }
-    assert marked | {"README.md"} == {*PAGES, *OF_FRAMEWORKS}
-    for page in (*PAGES, *OF_FRAMEWORKS):
+    assert marked | {"README.md"} == {*PAGES, *ELSEWHERE}
+    for page in (*PAGES, *ELSEWHERE):
         assert executed_blocks((ROOT / page).read_text())
 
 
@@ -140,7 +142,7 @@ def test_an_id_is_used_by_the_commands_after_it() -> None:
 @pytest.fixture
 def reader(tmp_path: Path) -> Reader:
     """Of pages that ask no server."""
-    return Reader(tmp_path / "reader", http="none", grpc="none", metrics="none", log_url="none")
+    return Reader(tmp_path / "reader", places={}, environment={})
 
 
 LEAVES_ONE_BEHIND = """<!-- executed -->

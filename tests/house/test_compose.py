@@ -74,7 +74,7 @@ def test_secrets_volumes_and_networks_are_declared() -> None:
         assert set(service.get("secrets", ())) <= set(whole["secrets"]), name
         assert set(service.get("networks", ())) <= set(whole["networks"]), name
         for volume in service.get("volumes", ()):
-            source = volume.partition(":")[0]
+            source = volume.partition(":")[0] if isinstance(volume, str) else volume["source"]
             assert source in whole["volumes"] or source.startswith((".", "/")), (name, volume)
 
 

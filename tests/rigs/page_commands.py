@@ -3,9 +3,9 @@
 A block of a page is executed when the line before its fence is `<!-- executed -->`, or `<!-- executed, other numbers
 -->` where what it prints is measured. In a `console` block each `$ ` begins a command, which goes on in lines behind
 six spaces, and the lines below are its output; commands of a page share a folder, which has the files that the page
-shows, and exported variables. A `python` block runs with the names of those before it, and a plain block right behind
-it is its output. Pages speak of the usual ports, which are replaced by those of the server at hand. A command may leave
-a process behind (`&`) that writes elsewhere; it has ended when the page has.
+shows, exported variables and aliases. A `python` block runs with the names of those before it, and a plain block
+right behind it is its output. Pages speak of the usual ports, which are replaced by those of the server at hand. A
+command may leave a process behind (`&`) that writes elsewhere; it has ended when the page has.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,10 @@ _TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DO
 _ANY_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?"
 _GOES_ON = " " * 6
 """Begins a further line of a command."""
-_COMMAND_WITHIN_S = 300
-"""Of a command that hangs; `charonia tune` starts five servers, one after the other."""
+OF_THE_STACK = ("docs/stack.md", "docs/operating.md")
+"""Pages whose commands need Docker Engine; `tests/stack` follows them."""
+_COMMAND_WITHIN_S = 900
+"""Of a command that hangs; `charonia tune` starts five servers, one after the other, and images are built."""
 _CONSOLE = "localhost:8004"
 _ENDS_WITHIN_S = 10.0
 """So long a process that a page left behind has after SIGTERM."""
@@ -139,21 +141,24 @@ def matches(shown: str, printed: str, ids: Ids, *, other_numbers: bool = False) 
 class Reader:
     """One who does what a page says, in a folder of his own that looks like the repository's root."""
 
-    def __init__(self, folder: Path, *, http: str, grpc: str, metrics: str, log_url: str) -> None:
-        """`http`, `grpc` and `metrics` are the host:port of a running server, `log_url` is of its log."""
+    def __init__(self, folder: Path, *, places: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        """`places` are the addresses that pages name, host:port, with what stands for each of them here."""
         self._folder = folder
-        self._places = {"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics}
-        self._clients = {"grpc": grpc, "http": http}
+        self._places = dict(places)
         programs = Path(sys.executable).parent
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / ".venv").symlink_to(programs.parent)  # whole, as the interpreter looks for its settings there
         (folder / "examples").symlink_to(ROOT / "examples")
-        self._environment = {
-            **os.environ,
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "CHARONIA_URL": f"http://{http}",
-            "CHARONIA_LOG_URL": log_url,
-        }
+        self._environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **environment}
+
+    @classmethod
+    def of_server(cls, folder: Path, *, http: str, grpc: str, metrics: str, log_url: str) -> Reader:
+        """`http`, `grpc` and `metrics` are the host:port of a running server, `log_url` is of its log."""
+        return cls(
+            folder,
+            places={"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics},
+            environment={"CHARONIA_URL": f"http://{http}", "CHARONIA_LOG_URL": log_url},
+        )
 
     def follow(self, text: str) -> list[str]:
         """Writes the files that a page shows, and executes its marked blocks; returns what the page is wrong about."""
@@ -229,25 +234,31 @@ class Reader:
         return text
 
     def _console(self, block: Block, ids: Ids) -> list[str]:
-        """A shell for each command, as an id in it may be known from the output before; exported variables stay."""
+        """A shell for each command, as an id in it may be known from the output before; aliases and exports stay."""
         wrong = []
         exported = self._folder / "exported"
         for command, shown in block.commands():
             line = self._placed(ids.replaced(command))
             client = re.search(r"examples/client\.py.*--protocol (\w+)", line)
             if client:
-                line = line.replace(client[0], f"{client[0]} --url {self._clients[client[1]]}")
-            script = f"[ -f {exported} ] && . {exported}\n{line}\ncode=$?\nexport -p > {exported}\nexit $code"
-            done = subprocess.run(
-                ["bash", "-c", script],
-                cwd=self._folder,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_COMMAND_WITHIN_S,
-                check=False,
-            )
+                url = self._places[{"http": "localhost:8000", "grpc": "localhost:8001"}[client[1]]]
+                line = line.replace(client[0], f"{client[0]} --url {url}")
+            before = f"shopt -s expand_aliases\n[ -f {exported} ] && . {exported}"
+            script = f"{before}\n{line}\ncode=$?\nexport -p > {exported}\nalias -p >> {exported}\nexit $code"
+            try:
+                done = subprocess.run(
+                    ["bash", "-c", script],
+                    cwd=self._folder,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=_COMMAND_WITHIN_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                return [*wrong, f"$ {command}\ndid not end in {_COMMAND_WITHIN_S} s, and printed:\n{error.output}"]
             if done.returncode or not matches(shown, done.stdout, ids, other_numbers=block.other_numbers):
                 wrong.append(f"$ {command} ({done.returncode})\nthe page shows:\n{shown}\nprinted:\n{done.stdout}")
         return wrong
