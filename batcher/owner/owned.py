@@ -31,6 +31,7 @@ from batcher.scheduling.decisions import (
     Decision,
     DispatchBatch,
     ForgetSequences,
+    JoinEntries,
     RejectRequest,
     ReleaseReplies,
     StopExecution,
@@ -55,7 +56,6 @@ from charonia.facts.events import (
     QueueCommanded,
     RequestCancelled,
     RequestsEnded,
-    RequestsMoved,
     RequestsRescheduled,
     ResponsesBegun,
     ResponsesWanted,
@@ -322,8 +322,6 @@ class OwnedModel:
                 self.observe(seen.WaveOpened(wave_id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
-        elif isinstance(fact, RequestsMoved):
-            self._on_moved(_ids_of(fact.ids))
         elif isinstance(fact, QueueCommanded):
             self.observe(seen.QueueHeld(fact.action == "pause"))
         elif isinstance(fact, LaneOpened):
@@ -401,14 +399,6 @@ class OwnedModel:
             return
         if (holder := self.dispatched.holder(wave.id)) is not None:
             self.dispatched.stop_executions(*holder, request_id)
-
-    def _on_moved(self, ids: list[bytes]) -> None:
-        """An operator has moved these requests to another entry: forget those that are not dispatched."""
-        for request_id in ids:
-            request = self.scheduler.find(request_id)
-            if request is not None and request.state is not seen.RequestState.DISPATCHED:
-                self.observe(seen.RequestSettled(request_id))
-                self.windows.settle((request,))
 
     def end_lease(self, holder: str) -> None:
         """Release the capacity for waves that a gateway reserved and left without releasing."""
@@ -538,6 +528,8 @@ class OwnedModel:
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
                 self.condemned += isinstance(decision, CondemnRequest)
+            elif isinstance(decision, JoinEntries):
+                self.windows.join(decision.known, decision.again)
             elif isinstance(decision, BurstWave):
                 self.spawn(self._burst(decision))
             elif isinstance(decision, StopExecution):

@@ -4,7 +4,7 @@ Reads, in this order: whether the queue is held back; the queue streams from the
 (accepted); for each page which requests are unsettled; the batch streams of live executors (dispatched, running); which
 batches failed without a report; and which requests have visible responses. The scheduler learns of capacity only
 afterwards, so nothing is dispatched twice. Anything written in the meantime arrives through the reader, which continues
-where the pages ended; the scheduler drops repetitions.
+where the pages ended; requests that are read again are joined with the known ones.
 """
 
 from __future__ import annotations

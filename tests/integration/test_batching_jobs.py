@@ -11,7 +11,7 @@ from batcher.housekeeping.model_checks import LOST, ModelChecks
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog, Limits
-from charonia.facts.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
+from charonia.facts.events import FIELD_FACT, QueueCommanded, RequestsEnded, pack_fact
 from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import unpack_response
 
@@ -264,15 +264,13 @@ async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     moved = await submit(log, 1)
     await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
     # as `charonia queue move` does it
-    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestsMoved(moved))])
-    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 0)
     stream = keys.queue(MODEL, 0, 0)
     (entry,) = [entry for entry in await log.range(stream) if moved in bytes(entry.fields[1])]
+    await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
     await log.delete_entries(stream, [entry.id])
+    await until(lambda: batcher.service.owned[MODEL].windows.unsettled == 3)
     executor.release(1)
     assert (await ended(log, running)).state is JobState.SUCCEEDED
-    await until(lambda: not batcher.service.owned[MODEL].windows.unsettled)
-    await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
     await until(lambda: len(executor.held) == 1)
     await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
     await ModelChecks(batcher.service.owned[MODEL]).look()

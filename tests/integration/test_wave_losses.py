@@ -122,6 +122,24 @@ async def test_a_wave_that_comes_back_after_its_end_does_not_stay(cluster: Clust
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
 
 
+async def test_a_wave_that_is_read_twice_runs_once_and_leaves_neither_entry(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    (entry,) = await log.range(wave.stream)
+    await log.append(wave.stream, entry.fields)
+    windows = batcher.service.owned[MODEL].windows
+    await until(lambda: windows.unsettled == 4)
+
+    executor.release()
+
+    await until_so(lambda: nothing_left(log, wave))
+    await until(lambda: windows.unsettled == 0)
+    assert executor.executed == [1, 2]
+
+
 async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon_run_again(cluster: Cluster) -> None:
     executor = await cluster.executor()
     batcher = await cluster.batcher()

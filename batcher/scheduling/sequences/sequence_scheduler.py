@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from batcher.scheduling.deadlock.waits import SlotGroup, Step
-from batcher.scheduling.decisions import Decision
+from batcher.scheduling.decisions import Decision, JoinEntries
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -247,6 +247,9 @@ class SequenceScheduler:
     def _enqueue(self, request: RequestQueued, now_ns: int, decisions: list[Decision]) -> None:
         ledger = self._ledger
         if request.id in ledger.known:
+            known, _ = ledger.known[request.id]
+            if known is not request:
+                decisions.append(JoinEntries(known, request))
             return
         request.order = self._next_order
         self._next_order += 1

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from sequence_bench import Bench, batch, names
 
 from batcher.scheduling.deadlock.waits import Step
-from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, ForgetSequences, RejectRequest, StopExecution
+from batcher.scheduling.decisions import (
+    CondemnRequest,
+    DispatchBatch,
+    ForgetSequences,
+    JoinEntries,
+    RejectRequest,
+    StopExecution,
+)
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -364,3 +372,18 @@ def test_a_slot_that_is_asked_for_leaves_those_below_free() -> None:
     instance.release(sequences[1])
     assert instance.take(LiveSequence(1, b"x"))
     assert sorted(instance.slots) == [0, 1, 2, 3, 4]
+
+
+def test_a_request_that_is_read_again_is_joined_with_the_known_one_waiting_or_running() -> None:
+    bench = Bench(rows=0)
+    start, end = bench.request("a", "s"), bench.request("a", "e")
+    first = batch(bench.see(start))
+    bench.see(end)
+    for known in (start, end):
+        again = structs.replace(known)
+        assert bench.see(known) == []
+        assert bench.see(again) == [JoinEntries(known, again)]
+    last = batch(bench.finish(first))
+    assert last.requests == [end]
+    assert bench.finish(last) == []
+    assert bench.scheduler.unended() == []
