@@ -366,6 +366,13 @@ class OwnedModel:
         self.observe(seen.BatchReturned(batch_id, executor))
         self._refuse_unheld()
 
+    def batch_too_large(self, batch_id: str, executor: str, message: str) -> None:
+        """The log does not take a batch as one entry: its requests run in smaller ones."""
+        _log.warning("batch %s is divided: %s", batch_id, message)
+        self.dispatched.came_back(self.dispatched.end(batch_id), executor, "its batch was too large")
+        self.observe(seen.BatchTooLarge(batch_id, executor, message))
+        self._refuse_unheld()
+
     def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
         """A batch ended its instance; its requests with an outcome are not suspected."""
         ids = frozenset(_ids_of(fact.ids))

@@ -271,3 +271,14 @@ async def test_answers_in_order_that_are_too_large_together_fail(bench: Bench, s
     assert len(failed) == 2
     assert await counted(bench, "pair") == (1, 2)
     assert await connections(server) >= before, "no connection was lost"
+
+
+async def test_answers_that_are_too_large_together_are_several_entries(bench: Bench, server: PrivateServer) -> None:
+    """Several records of an entry are one string."""
+    reader, before = Reader(bench, "near"), await connections(server)
+    size = SERVER_BYTES * 2 // 5
+    made = [await bench.accept("pair", sizes(size), endpoint="near") for _ in range(3)]
+    await bench.finished("pair", await bench.dispatch("pair", [one[1] for one in made]))
+    assert [told(await reader.ended(one[0])) for one in made] == [[size]] * 3
+    assert await counted(bench, "pair") == (3, 0)
+    assert await connections(server) >= before, "no connection was lost"

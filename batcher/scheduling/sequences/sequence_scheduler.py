@@ -25,6 +25,7 @@ from batcher.scheduling.observations import (
     BatchLost,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     CallRefused,
     ExecutorLost,
     ExecutorReturned,
@@ -213,6 +214,8 @@ class SequenceScheduler:
                 self._batches.seen(event, now_ns, decisions)
             case BatchReturned():
                 self._batches.give_back(event, now_ns, decisions)
+            case BatchTooLarge():
+                self._batches.divide(event, now_ns, decisions)
             case BatchDied():
                 self._batches.die(event, now_ns, decisions)
             case RequestCancelled():

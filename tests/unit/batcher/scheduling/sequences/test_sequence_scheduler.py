@@ -19,6 +19,7 @@ from batcher.scheduling.observations import (
     BatchFinished,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     ExecutorLost,
     ExecutorReturned,
     QueueHeld,
@@ -387,3 +388,24 @@ def test_a_request_that_is_read_again_is_joined_with_the_known_one_waiting_or_ru
     assert last.requests == [end]
     assert bench.finish(last) == []
     assert bench.scheduler.unended() == []
+
+
+def test_requests_of_a_batch_that_is_too_large_run_alone_and_one_that_is_too_large_alone_ends() -> None:
+    bench = Bench()
+    first = batch(bench.see(bench.request("a", "s"), bench.request("b", "s"), bench.request("c", "s")))
+    assert len(first.requests) == 3
+    alone = batch(bench.see(BatchTooLarge(first.batch_id, "e", "too large")))
+    assert names(alone) == ["a"]
+    ended = bench.see(BatchTooLarge(alone.batch_id, "e", "too large"))
+    rejected, second = ended[0], ended[-1]
+    assert isinstance(rejected, RejectRequest)
+    assert (rejected.request, rejected.code, rejected.message) == (
+        alone.requests[0],
+        ErrorCode.INVALID_ARG,
+        "too large",
+    )
+    assert isinstance(second, DispatchBatch)
+    assert names(second) == ["b"]
+    third = batch(bench.finish(second))
+    assert names(third) == ["c"]
+    assert bench.see(BatchTooLarge(first.batch_id, "e", "too large")) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_bench import HUGE, US, Model, ident, interface
 
 from batcher.scheduling.observations import (
+    BatchTooLarge,
     ExecutorLost,
     PolicyChanged,
     QueueHeld,
@@ -335,3 +336,48 @@ def test_a_wave_that_is_read_again_runs_once() -> None:
     assert model.see(model.wave(2, 2)) == ["join 2"]
     assert model.finish(1) == ["a: 2"]
     assert model.finish(2) == []
+
+
+# -- batches that cannot be sent ---------------------------------------------------------------------------------------
+
+
+def too_large(model: Model, number: int) -> list[str]:
+    batch = model.batches[number]
+    return model.see(BatchTooLarge(batch.batch_id, batch.executor, "too large"))
+
+
+def test_a_batch_that_is_too_large_is_halved_until_it_is_not() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.put(1, 2, 3, 4, 5) == ["a: 1 2 3 4 5"]
+    model.put(6)
+    assert too_large(model, 1) == ["a: 1 2 3"]
+    assert too_large(model, 1) == ["a: 1 2"]
+    assert model.finish(1) == ["a: 3"]
+    assert model.finish(3) == ["a: 4 5"]
+    assert model.finish(4) == ["a: 6"]
+    assert model.finish(6) == []
+    assert model.scheduler.unended() == []
+
+
+def test_a_request_that_is_too_large_alone_ends_and_no_other_does() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2)
+    assert too_large(model, 1) == ["a: 1"]
+    assert too_large(model, 1) == ["1 INVALID_ARG OTHER too large", "a: 2"]
+    assert model.finish(2) == []
+    assert model.scheduler.unended() == []
+
+
+def test_a_batch_that_ended_or_is_of_another_executor_is_not_halved() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2)
+    batch = model.batches[1]
+    assert model.see(BatchTooLarge(batch.batch_id, "z", "too large")) == []
+    model.finish(1)
+    assert model.see(BatchTooLarge(batch.batch_id, "a", "too large")) == []
+
+
+def test_waves_of_a_batch_that_is_too_large_are_burst() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.see(model.wave(1, 2), model.wave(2, 2)) == ["a: 1 2"]
+    assert too_large(model, 1) == ["burst 1", "burst 2"]
