@@ -26,7 +26,7 @@ from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
-from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, failed_response
+from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord, failed_response, response_sizes
 from executors.batches.batch_payloads import BatchPayloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
@@ -442,7 +442,10 @@ class ResponseWriter:
             return one.record
         record = self._payloads.refer(batch.records[one.index], one.record)
         error = answer_too_large(len(record), one.batch.batch.interface.name)
-        return record if error is None else failed_response(record, error)
+        if error is None:
+            return record
+        one.batch.not_sent(one.index, one.response_index, *response_sizes([one.record]))
+        return failed_response(record, error)
 
     async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:
         await insist(lambda: self._log.append(stream, fields), _NOT_TAKEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from charonia.eventlog.port import Limits, ProgressPart, Reply
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
+    FLAG_REPLY_BY_REFERENCE,
     BatchHeader,
     RequestRecord,
     ResponseRecord,
@@ -42,6 +44,7 @@ parameters { key: "charonia.resumable" value { string_value: "true" } }
 """
 
 
+ORDERED = "dynamic_batching { preserve_ordering: true }"
 PLAIN = CONFIG[: CONFIG.index("parameters")]
 
 
@@ -64,7 +67,7 @@ class Written:
     def __init__(
         self, log: MemoryLog, model: str = "m", endpoint: bytes = b"gw", writer: ResponseWriter | None = None
     ) -> None:
-        config = CONFIG if model == "m" else PLAIN
+        config = {"m": CONFIG, "ordered": PLAIN + ORDERED}.get(model, PLAIN)
         interface = ModelInterface.of(normalise(parse(config.replace('"m"', f'"{model}"'))))
         self.records = [record(number, endpoint) for number in range(2)]
         self.flow = FlowControl()
@@ -73,6 +76,9 @@ class Written:
         self.sent: list[tuple[bytes, int]] = []
         """The responses that were sent, by id and index."""
         self.responses: list[ResponseRecord] = []
+        self.counted: dict[int, dict[str, int]] = {}
+        """By number of the request, what was counted of its responses."""
+        self.sent_bytes: dict[int, int] = {}
         self.over = 0
         self.settles: Callable[[], Awaitable[object]] | None = None
         """What a settlement waits for."""
@@ -101,6 +107,8 @@ class Written:
     ) -> None:
         if self.settles is not None:
             await self.settles()
+        self.counted |= part.responses
+        self.sent_bytes |= part.sent_bytes
         failed = {failure.index: str(failure.error) for failure in part.failures}
         for index, answer in enumerate(part.answers):
             if answer:
@@ -446,3 +454,59 @@ async def test_responses_of_several_models_that_are_made_during_a_write_are_one_
     await first.written()
     await second.written()
     assert partly.appended == before + 1
+
+
+# -- what is counted of responses that cannot be sent ------------------------------------------------------------------
+
+
+def kinds(counts: dict[str, int]) -> list[str]:
+    """What was counted of responses, in order of their indices."""
+    names = [name.removesuffix("_count") for name, value in counts.items() if name.endswith("_count") and value]
+    return sorted(name for name in names if not name.endswith(("_infer", "_output")))
+
+
+async def test_a_response_that_the_log_would_not_take_is_counted_as_a_failure(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could have been sent out of band, where there was no room for it."""
+    monkeypatch.setattr("executors.settling.response_writer.BY_REFERENCE_BYTES", 1)
+    world = Written(log, "a")
+    world.streamed.reports = True
+    world.submitted.flags |= FLAG_REPLY_BY_REFERENCE
+    world.writer._payloads = SimpleNamespace(refer=lambda _record, answer: answer)  # type: ignore[assignment]
+    for one in world.records:
+        one.flags |= FLAG_REPLY_BY_REFERENCE
+    world.run.send(0, given(b""), final=False)
+    await world.written()
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 10)
+    world.run.send(0, given(b""), final=False)
+    await world.written()
+    monkeypatch.undo()
+    world.run.send(0, given(b""), final=False)
+    world.run.send(0, None, final=True)
+    await world.written()
+    assert kinds(world.counted[0]) == ["r0_success", "r1_fail", "r2_success"]
+    assert {name: value > 0 for name, value in world.counted[0].items() if name.startswith("r1_fail")} == {
+        "r1_fail_count": True,
+        "r1_fail_ns": True,
+    }
+    assert world.sent_bytes == {0: 8}, "two of four bytes each"
+    assert world.settled == {world.records[0].id: ""}, "the request itself has not failed"
+
+
+async def test_responses_that_find_no_room_behind_those_of_requests_before_are_counted_as_failures(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Written(log, "ordered")
+    world.streamed.reports = True
+    for _ in range(2):
+        world.run.send(1, given(b""), final=False)
+    monkeypatch.setattr("executors.running.streamed_batch.MAX_HELD_BYTES", 1)
+    world.run.send(1, given(b""), final=False)
+    world.run.send(0, given(b""), final=False)
+    world.run.send(0, None, final=True)
+    await world.written()
+    assert world.settled[world.records[1].id].startswith("more than 1 bytes of responses wait")
+    assert kinds(world.counted[1]) == ["r0_fail", "r1_fail", "r2_fail"]
+    assert kinds(world.counted[0]) == ["r0_success"]
+    assert world.sent_bytes == {0: 4, 1: 0}
