@@ -181,6 +181,8 @@ class Windows:
         """By request id, what was read of requests with several entries."""
         self._following = False
         self.settled_requests = 0
+        self.in_waves = 0
+        """The unsettled requests that are in waves: the log does not count these."""
 
     @property
     def unsettled(self) -> int:
@@ -240,6 +242,7 @@ class Windows:
             work = work_of(entry)
             if len(work) == 1 and type(work[0]) is Wave:
                 carrier = CarrierEntry(stream, entry.id, work[0].count)
+                self.in_waves += carrier.remaining
                 queued.append(_wave(work[0], carrier, lane.number, now, offset))
             else:
                 records = [record for record in work if isinstance(record, RequestRecord)]
@@ -308,7 +311,9 @@ class Windows:
             entry.remaining -= count
             if entry.remaining == 0:
                 lane.entries.pop(entry.entry_id, None)
-                if not request.wave:  # a wave is deleted by its settlement
+                if request.wave:  # it is deleted by its settlement
+                    self.in_waves -= count
+                else:
                     self._deletions.add(entry.stream, entry.entry_id)
             if not lane.followed:
                 self._read_on(entry.stream, lane)

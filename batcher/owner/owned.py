@@ -125,6 +125,8 @@ class OwnedModel:
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_failed)
         self.closed = self.has_failed = False
+        self.is_held = False
+        """An operator holds the queue back, as far as this owner has read."""
         self.scheduler: Scheduler = scheduler_for(
             interface,
             f"{settings.incarnation}-{next(_numbers)}",
@@ -323,7 +325,7 @@ class OwnedModel:
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
         elif isinstance(fact, QueueCommanded):
-            self.observe(seen.QueueHeld(fact.action == "pause"))
+            self.hold(fact.action == "pause")
         elif isinstance(fact, LaneOpened):
             self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
 
@@ -340,6 +342,11 @@ class OwnedModel:
                 self.arm()
         except Exception as error:  # the executor is not to blame
             self.failed(error)
+
+    def hold(self, held: bool) -> None:
+        """An operator holds the queue back, or releases it."""
+        self.is_held = held
+        self.observe(seen.QueueHeld(held))
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
         """More responses of a request are wanted."""

@@ -16,7 +16,7 @@ from functools import partial
 from batcher.entries.bursting import burst_wave
 from batcher.entries.carriers import RETRY_S, carried_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
-from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
+from batcher.scheduling.observations import BatchRunning, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane
@@ -51,7 +51,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     windows, which reads later entries.
     """
     if await log.paused(owned.model):
-        owned.observe(QueueHeld(True))
+        owned.hold(True)
     queued: dict[bytes, RequestQueued] = {}
     # until no lane is new: a former owner may have read the fact of a lane that was opened in the meantime
     while lanes := [
