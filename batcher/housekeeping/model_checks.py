@@ -241,16 +241,18 @@ class ModelChecks:
         return found
 
     async def _forget_found(self, missing: set[bytes]) -> set[bytes]:
-        """Remove those that a queue stream has after all: they are being read or settled. Returns those it read."""
+        """Remove those that a queue stream has after all: they are being read or settled. Returns those it read. Lanes
+        are those of the log: one may be so young that this owner has not read of it.
+        """
         read: set[bytes] = set()
-        windows = self._owned.windows
-        for stream in list(windows.lanes):
-            after = START
+        windows, model = self._owned.windows, self._owned.model
+        for level, lane in await self._owned.log.lanes(model):
+            stream, after = keys.queue(model, level, lane), START
             while entries := await self._owned.log.range(stream, after, _PAGE):
                 for entry in entries:
                     found = {record.id for record in requests_of(entry)} & missing
                     missing -= found
-                    if windows.has_read(stream, entry.id):
+                    if stream in windows.lanes and windows.has_read(stream, entry.id):
                         read |= found
                 after = entries[-1].id
         return {request_id for request_id in read if self._owned.scheduler.find(request_id) is None}

@@ -491,6 +491,7 @@ async def test_a_lane_is_read_whose_opening_a_former_owner_has_read(
     first = await cluster.batcher()
     await first.owns()
     first.control._reader.remove(keys.CONTROL)
+    first.service._closing = True  # what it loses it does not take again
     recover = owners.recover
     jobs: list[bytes] = []
 
@@ -529,6 +530,7 @@ async def test_a_queue_is_held_as_the_log_says_where_a_former_owner_has_read_the
     first = await cluster.batcher()
     await first.owns()
     first.control._reader.remove(keys.CONTROL)
+    first.service._closing = True  # what it loses it does not take again
     recover = owners.recover
 
     async def command(log: EventLog, word: str) -> None:
@@ -575,3 +577,38 @@ async def test_a_command_that_is_on_its_way_is_not_taken_for_a_lost_one(cluster:
         owned.hold(held)  # it arrives
         await checks.compare_hold()
         assert owned.is_held is held
+
+
+async def test_requests_of_a_lane_that_is_opened_during_the_check_are_not_taken_for_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.housekeeping.model_checks._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    owned, log = batcher.service.owned[MODEL], executor.log
+    stream = keys.queue(MODEL, 0, 0)
+    owned.windows.open(stream, 0)
+    owned._reader.remove(stream)
+    lost = await submit(log, 1)
+    await log.delete_entries(stream, [entry.id for entry in await log.range(stream)])
+    owned._reader.add(stream, take=owned.on_entries)
+    await until_so(lambda: has_no_facts(log))
+    checks = ModelChecks(owned)
+    assert await checks.find_lost() == 0
+    owned._reader.remove(owned.facts.stream)
+    unsettled_ids = owned.log.unsettled_ids
+    young: list[bytes] = []
+
+    async def unsettled(model: str) -> list[bytes]:
+        young.append(await submit(log, 2, lane=3, job=False))
+        return await unsettled_ids(model)
+
+    monkeypatch.setattr(owned.log, "unsettled_ids", unsettled)
+    assert await checks.find_lost() == 1
+    monkeypatch.undo()
+    assert await log.unsettled(MODEL, [lost, *young]) == [-1, 0]
+    owned._reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
+    await until(lambda: executor.executed == [2])
+    await cluster.settled()
