@@ -612,3 +612,57 @@ async def test_requests_of_a_lane_that_is_opened_during_the_check_are_not_taken_
     owned._reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
     await until(lambda: executor.executed == [2])
     await cluster.settled()
+
+
+# -- an owner that gives its model up and is no longer the preferred one -----------------------------------------------
+
+
+async def _with_a_preferred_newcomer(cluster: Cluster) -> parts.Batcher:
+    """The owner of the model, which another batcher that came later would be now."""
+    first = await cluster.batcher("batcher-first")
+    await first.owns()
+    name = next(n for n in map("batcher-{}".format, range(99)) if preferred_owner(MODEL, {n, first.name}) == n)
+    second = await cluster.batcher(name)
+    await until(lambda: name in first.control.catalog.processes)
+    assert not second.service.owned
+    return first
+
+
+async def test_a_model_goes_on_whose_owner_failed_and_is_not_preferred_any_more(cluster: Cluster) -> None:
+    await cluster.executor()
+    first = await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    first.service.owned[MODEL].failed(RuntimeError("unforeseen"))
+    assert await answers([ask(gateway, 2)]) == [2]
+    await cluster.settled()
+
+
+async def test_a_model_goes_on_that_needs_another_scheduler_than_its_owner_has(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    cluster.configure("sequence_batching { }")
+    await executor.load(cluster.config, content_hash="hash-2")
+    await until(lambda: gateway._control.catalog.served(MODEL)[1].content_hash == "hash-2")  # type: ignore[attr-defined]
+    call = ask(gateway, 2, sequence_id=7, sequence_start=True, sequence_end=True)
+    assert await answers([call]) == [2]
+    await cluster.settled()
+
+
+async def test_a_model_goes_on_whose_owner_was_presumed_dead_and_came_back_at_once(cluster: Cluster) -> None:
+    """The preferred one reads of both together, and finds that the owner lives."""
+    await cluster.executor()
+    first = await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    second = cluster._batchers[-1]
+    second.control._reader.remove(keys.CONTROL)
+    await cluster.lose("batcher", first.name)
+    await until(lambda: not first.service.owned)
+    await first.control.announce(ProcessJoined("batcher", first.name))
+    await until(lambda: first.name in first.control.catalog.processes)
+    second.control._reader.add(keys.CONTROL, second.control._folded)
+    assert await answers([ask(gateway, 2)]) == [2]
+    await cluster.settled()
