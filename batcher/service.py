@@ -62,6 +62,10 @@ class BatcherService:
         self._reader = log.reader()
         self._owned: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
+        self._dropped: set[str] = set()
+        """Models that this batcher has given up while it lives: while the log names it as the owner, no other one takes
+        them, also one that is preferred by now.
+        """
         self._tasks = Tasks()
         self._pauses = Pauses()
         self._departed = DepartedEndpoints(log, control.catalog)
@@ -129,6 +133,7 @@ class BatcherService:
     def begin_anew(self) -> None:
         """The log has a new epoch, in which no model is owned yet: models are acquired again as they are reported."""
         self._step_down()
+        self._dropped.clear()
         self._departed.clear()
         if self.cached is not None:
             self.cached.begin_anew()
@@ -173,8 +178,9 @@ class BatcherService:
             return
         if self._settings.incarnation not in self._catalog.processes:
             return  # while this process is presumed dead, others acquire it; once it has joined again it tries again
-        batchers = ownership.live_batchers(self._catalog)
-        if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
+        batchers = ownership.live_batchers(self._catalog) | {self._settings.incarnation}
+        is_preferred = ownership.preferred_owner(model, batchers) == self._settings.incarnation
+        if not is_preferred and model not in self._dropped:
             return
         self._taking[model] = self._tasks.spawn(self._take(model), f"take {model}")
 
@@ -190,9 +196,9 @@ class BatcherService:
                     if not self._catalog.held(model) and not await ownership.is_waited_for(self._log, model):
                         return
                     token = await ownership.take(self._log, self._catalog, model, self._settings.incarnation)
-                    if not token:
-                        return
-                    await self._restore(model, token)
+                    if token:
+                        await self._restore(model, token)
+                    self._dropped.discard(model)
                     return
                 except LogUnavailable as error:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
@@ -253,6 +259,7 @@ class BatcherService:
 
     def _step_down(self) -> None:
         """Drop all ownerships, including those being acquired: other batchers take over, with tokens of their own."""
+        self._dropped |= self._owned.keys() | self._taking.keys()  # others may find this process alive again
         self._stop_taking()
         for model in list(self._owned):
             self._drop(model)
@@ -267,6 +274,7 @@ class BatcherService:
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             owned = self._drop(model)
+            self._dropped.add(model)
             # a log that was rewound may have forgotten this ownership: no other batcher would take over then
             pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_failed else RETRY_S
             asyncio.get_running_loop().call_later(pause_s, self._on_model, model)

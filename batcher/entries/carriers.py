@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -177,8 +177,12 @@ class Windows:
         self._deletions = deletions
         self.catch_up: Callable[[bytes], None] = lambda _stream: None
         self.lanes: dict[bytes, QueueLane] = {}
+        self._joined: dict[bytes, list[RequestQueued]] = {}
+        """By request id, what was read of requests with several entries."""
         self._following = False
         self.settled_requests = 0
+        self.in_waves = 0
+        """The unsettled requests that are in waves: the log does not count these."""
 
     @property
     def unsettled(self) -> int:
@@ -238,6 +242,7 @@ class Windows:
             work = work_of(entry)
             if len(work) == 1 and type(work[0]) is Wave:
                 carrier = CarrierEntry(stream, entry.id, work[0].count)
+                self.in_waves += carrier.remaining
                 queued.append(_wave(work[0], carrier, lane.number, now, offset))
             else:
                 records = [record for record in work if isinstance(record, RequestRecord)]
@@ -292,7 +297,7 @@ class Windows:
         if self._following and not behind:
             self._follow(stream)
 
-    def settle(self, requests: Iterable[RequestQueued]) -> None:
+    def settle(self, requests: Collection[RequestQueued]) -> None:
         """The log has an outcome of these requests; repeated calls change nothing."""
         for request in requests:
             carried = request.carrier
@@ -306,10 +311,34 @@ class Windows:
             entry.remaining -= count
             if entry.remaining == 0:
                 lane.entries.pop(entry.entry_id, None)
-                if not request.wave:  # a wave is deleted by its settlement
+                if request.wave:  # it is deleted by its settlement
+                    self.in_waves -= count
+                else:
                     self._deletions.add(entry.stream, entry.entry_id)
             if not lane.followed:
                 self._read_on(entry.stream, lane)
+        if self._joined:
+            for request in requests:
+                self._settle_joined(request.id)
+
+    def join(self, known: RequestQueued, again: RequestQueued) -> None:
+        """A request or wave was read from another entry, too: settle both together. The younger record is sent, and
+        attempts are as they were in either.
+        """
+        one, other = carried_of(known), carried_of(again)
+        one.record = other.record
+        one.begun = other.begun = max(one.begun, other.begun)
+        one.restored = other.restored = one.restored or other.restored
+        self._joined.setdefault(known.id, [known]).append(again)
+        if one.settled:
+            self._settle_joined(known.id)
+
+    def _settle_joined(self, request_id: bytes) -> None:
+        for request in self._joined.pop(request_id, ()):
+            self.settle((request,))
+            if request.wave:  # the settlement has deleted one of its entries
+                entry = carried_of(request).entry
+                self._deletions.add(entry.stream, entry.entry_id)
 
     def close(self) -> None:
         self._following = False

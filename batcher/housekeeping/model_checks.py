@@ -14,6 +14,7 @@ from batcher.entries.carriers import carried_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import RequestQueued
 from batcher.takeover.recovery import visible_requests
+from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InternalError
 from charonia.eventlog.port import START
@@ -90,7 +91,7 @@ class ModelChecks:
         self._seal_every_ns = seal_s * 1_000_000_000
         self._look_ns = self._trim_ns = self._seal_ns = monotonic_ns()
         self._waves_ns = self._look_ns + _LOOK_NS
-        self._doubted = False
+        self._doubted = self._hold_doubted = False
         self._overlooked: set[bytes] = set()
         self._forgotten: set[tuple[bytes, bytes]] = set()
         self._adaptive = AdaptiveReport(owned.log, owned.model)
@@ -109,6 +110,7 @@ class ModelChecks:
             await self.burst_forgotten()
         if now >= self._look_ns + _LOOK_NS:
             self._look_ns = now
+            await self.compare_hold()
             await self.find_lost()
             await self._forget_expired()
         if self.sealing is not None and now >= self._seal_ns + self._seal_every_ns and not await self.sealing.seal():
@@ -176,6 +178,26 @@ class ModelChecks:
             await burst_wave(owned.log, owned.model, stream, entry_id, found[stream, entry_id])
         return len(again)
 
+    async def compare_hold(self) -> None:
+        """Hold the queue back as the log says, if it says otherwise in two checks in a row: a former owner that had not
+        yet learnt of its end may have read the command, and a fact that was read is deleted.
+        """
+        paused = await self._owned.log.paused(self._owned.model)
+        differs = paused is not self._owned.is_held
+        if differs and self._hold_doubted and not self._owned.closed:
+            self._owned.hold(paused)
+        self._hold_doubted = differs
+
+    async def _open_lanes(self) -> bool:
+        """Read lanes of which this owner was not told: a former owner may have read the fact. Whether there are any."""
+        owned = self._owned
+        lanes = [(keys.queue(owned.model, level, lane), lane) for level, lane in await owned.log.lanes(owned.model)]
+        unread = [(stream, lane) for stream, lane in lanes if stream not in owned.windows.lanes]
+        for stream, lane in unread:
+            if not owned.closed:
+                owned.windows.open(stream, lane)
+        return bool(unread)
+
     async def find_lost(self) -> int:
         """End requests that the log counts and no stream has, if two checks in a row find too many; returns how many.
         Jobs fail. Other callers get their error from their gateway, which sees that the request is over without an
@@ -183,11 +205,15 @@ class ModelChecks:
         a stream that were read and are unknown here belong to another owner, which reads them again.
         """
         owned = self._owned
-        known = owned.windows.unsettled
+        windows = owned.windows
+        known = windows.unsettled - windows.in_waves
         pending, _ = await owned.log.pending(owned.model)
-        doubted, self._doubted = self._doubted, owned.windows.all_read and pending > max(known, owned.windows.unsettled)
+        known = max(known, windows.unsettled - windows.in_waves)
+        doubted, self._doubted = self._doubted, windows.all_read and pending > known
         if not (doubted and self._doubted):
             self._overlooked.clear()
+            return 0
+        if await self._open_lanes():
             return 0
         jobs = await self._unheard()
         unsettled = await owned.log.unsettled_ids(owned.model)
@@ -215,16 +241,18 @@ class ModelChecks:
         return found
 
     async def _forget_found(self, missing: set[bytes]) -> set[bytes]:
-        """Remove those that a queue stream has after all: they are being read or settled. Returns those it read."""
+        """Remove those that a queue stream has after all: they are being read or settled. Returns those it read. Lanes
+        are those of the log: one may be so young that this owner has not read of it.
+        """
         read: set[bytes] = set()
-        windows = self._owned.windows
-        for stream in list(windows.lanes):
-            after = START
+        windows, model = self._owned.windows, self._owned.model
+        for level, lane in await self._owned.log.lanes(model):
+            stream, after = keys.queue(model, level, lane), START
             while entries := await self._owned.log.range(stream, after, _PAGE):
                 for entry in entries:
                     found = {record.id for record in requests_of(entry)} & missing
                     missing -= found
-                    if windows.has_read(stream, entry.id):
+                    if stream in windows.lanes and windows.has_read(stream, entry.id):
                         read |= found
                 after = entries[-1].id
         return {request_id for request_id in read if self._owned.scheduler.find(request_id) is None}

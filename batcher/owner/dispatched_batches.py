@@ -24,9 +24,18 @@ from batcher.scheduling.observations import RequestQueued
 from batcher.scheduling.queues.ledger import CUT_SHORT
 from charonia import failpoints, keys
 from charonia.clock import monotonic_ns
-from charonia.errors import Cancelled, CharoniaError, ErrorCode, InvalidRecord, StreamInterrupted
+from charonia.errors import (
+    Cancelled,
+    CharoniaError,
+    ErrorCode,
+    InvalidArgument,
+    InvalidRecord,
+    StreamInterrupted,
+)
+from charonia.eventlog import port
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import START, Jobs, RequestLog
+from charonia.eventlog.refusal_texts import batch_too_large
 from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
@@ -53,6 +62,8 @@ class Owner(Protocol):
     def batch_finished(self, batch_id: str, executor: str) -> None: ...
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None: ...
+
+    def batch_too_large(self, batch_id: str, executor: str, message: str) -> None: ...
 
 
 class _Batch(Struct, gc=False):
@@ -147,7 +158,11 @@ class DispatchedBatches:
             if link is not None:
                 self._hand_over(link, decision)
             else:
-                await self._log.append(keys.batches(decision.executor), self._fields(decision))
+                try:
+                    await self._log.append(keys.batches(decision.executor), self._fields(decision))
+                except InvalidArgument as error:
+                    self._owner.batch_too_large(decision.batch_id, decision.executor, error.message)
+                    return
             self._sent(decision.batch_id, elsewhere=link is None)
             if cancelled := b"".join([request.id for request in decision.requests if request.cancelled]):
                 self.stop_executions(decision.executor, decision.batch_id, cancelled, gentle=True)
@@ -241,12 +256,15 @@ class DispatchedBatches:
         link.batches.hand(header, [request.carrier.record for request in decision.requests])
 
     def _fields(self, decision: DispatchBatch) -> list[Buffer]:
-        """The entry of a batch."""
+        """The entry of a batch. Raises `InvalidArgument` where it has several records and the log would not take it."""
         header = self._header(decision, keys.facts(self._model))
-        records = [carried_of(request).record for request in decision.requests]
+        records = [carried_of(request).record.record for request in decision.requests]
+        limit_bytes = port.MAX_ENTRY_BYTES if header.waves else port.MAX_RECORD_BYTES
+        if len(records) > 1 and (size_bytes := sum(map(len, records))) > limit_bytes:
+            raise batch_too_large(size_bytes, len(records), self._model, limit_bytes)
         if header.waves:
-            return [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
-        return [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
+            return [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, record) for record in records)]
+        return [FIELD_HEADER, header.pack(), *record_fields(records)]
 
     def _header(self, decision: DispatchBatch, report_to: bytes) -> BatchHeader:
         waves: tuple[tuple[bytes, bytes], ...] = ()

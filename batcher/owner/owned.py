@@ -31,6 +31,7 @@ from batcher.scheduling.decisions import (
     Decision,
     DispatchBatch,
     ForgetSequences,
+    JoinEntries,
     RejectRequest,
     ReleaseReplies,
     StopExecution,
@@ -55,7 +56,6 @@ from charonia.facts.events import (
     QueueCommanded,
     RequestCancelled,
     RequestsEnded,
-    RequestsMoved,
     RequestsRescheduled,
     ResponsesBegun,
     ResponsesWanted,
@@ -125,6 +125,8 @@ class OwnedModel:
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_failed)
         self.closed = self.has_failed = False
+        self.is_held = False
+        """An operator holds the queue back, as far as this owner has read."""
         self.scheduler: Scheduler = scheduler_for(
             interface,
             f"{settings.incarnation}-{next(_numbers)}",
@@ -322,10 +324,8 @@ class OwnedModel:
                 self.observe(seen.WaveOpened(wave_id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
-        elif isinstance(fact, RequestsMoved):
-            self._on_moved(_ids_of(fact.ids))
         elif isinstance(fact, QueueCommanded):
-            self.observe(seen.QueueHeld(fact.action == "pause"))
+            self.hold(fact.action == "pause")
         elif isinstance(fact, LaneOpened):
             self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
 
@@ -342,6 +342,11 @@ class OwnedModel:
                 self.arm()
         except Exception as error:  # the executor is not to blame
             self.failed(error)
+
+    def hold(self, held: bool) -> None:
+        """An operator holds the queue back, or releases it."""
+        self.is_held = held
+        self.observe(seen.QueueHeld(held))
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
         """More responses of a request are wanted."""
@@ -366,6 +371,13 @@ class OwnedModel:
         """A batch did not run, and no request is to blame."""
         self.dispatched.came_back(self.dispatched.end(batch_id), executor, reason)
         self.observe(seen.BatchReturned(batch_id, executor))
+        self._refuse_unheld()
+
+    def batch_too_large(self, batch_id: str, executor: str, message: str) -> None:
+        """The log does not take a batch as one entry: its requests run in smaller ones."""
+        _log.warning("batch %s is divided: %s", batch_id, message)
+        self.dispatched.came_back(self.dispatched.end(batch_id), executor, "its batch was too large")
+        self.observe(seen.BatchTooLarge(batch_id, executor, message))
         self._refuse_unheld()
 
     def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
@@ -401,14 +413,6 @@ class OwnedModel:
             return
         if (holder := self.dispatched.holder(wave.id)) is not None:
             self.dispatched.stop_executions(*holder, request_id)
-
-    def _on_moved(self, ids: list[bytes]) -> None:
-        """An operator has moved these requests to another entry: forget those that are not dispatched."""
-        for request_id in ids:
-            request = self.scheduler.find(request_id)
-            if request is not None and request.state is not seen.RequestState.DISPATCHED:
-                self.observe(seen.RequestSettled(request_id))
-                self.windows.settle((request,))
 
     def end_lease(self, holder: str) -> None:
         """Release the capacity for waves that a gateway reserved and left without releasing."""
@@ -538,6 +542,8 @@ class OwnedModel:
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
                 self.condemned += isinstance(decision, CondemnRequest)
+            elif isinstance(decision, JoinEntries):
+                self.windows.join(decision.known, decision.again)
             elif isinstance(decision, BurstWave):
                 self.spawn(self._burst(decision))
             elif isinstance(decision, StopExecution):

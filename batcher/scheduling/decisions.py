@@ -78,6 +78,16 @@ class CondemnRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinEntries:
+    """Settle the queue entries of both together: `again` is the request or wave `known`, read from another entry, for
+    example because an operator has moved it. The scheduler goes on with one of them.
+    """
+
+    known: RequestQueued
+    again: RequestQueued
+
+
+@dataclass(frozen=True, slots=True)
 class BurstWave:
     """Replace a wave by its requests, which then arrive one by one; the scheduler has forgotten the wave. `suspect`: it
     was in a batch when `executor` or its instance failed, so its requests are possible poison requests.
@@ -112,4 +122,13 @@ class ForgetSequences:
     runs: dict[bytes, bytes]
 
 
-Decision = DispatchBatch | RejectRequest | CondemnRequest | BurstWave | StopExecution | ReleaseReplies | ForgetSequences
+Decision = (
+    DispatchBatch
+    | RejectRequest
+    | CondemnRequest
+    | JoinEntries
+    | BurstWave
+    | StopExecution
+    | ReleaseReplies
+    | ForgetSequences
+)

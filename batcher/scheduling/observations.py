@@ -164,6 +164,17 @@ class BatchReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTooLarge:
+    """A batch cannot be sent to its executor, because it has too many bytes. `message` is the error for the caller of a
+    request that cannot be sent alone.
+    """
+
+    batch_id: str
+    executor: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchDied:
     """A batch ended its instance, and its slot is free. `ids` are its requests without an outcome.
 
@@ -305,6 +316,7 @@ Observation = (
     | ExecutorReturned
     | BatchFinished
     | BatchReturned
+    | BatchTooLarge
     | BatchDied
     | BatchRunning
     | BatchLost

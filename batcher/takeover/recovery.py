@@ -4,7 +4,7 @@ Reads, in this order: whether the queue is held back; the queue streams from the
 (accepted); for each page which requests are unsettled; the batch streams of live executors (dispatched, running); which
 batches failed without a report; and which requests have visible responses. The scheduler learns of capacity only
 afterwards, so nothing is dispatched twice. Anything written in the meantime arrives through the reader, which continues
-where the pages ended; the scheduler drops repetitions.
+where the pages ended; requests that are read again are joined with the known ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from batcher.entries.bursting import burst_wave
 from batcher.entries.carriers import RETRY_S, carried_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
-from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
+from batcher.scheduling.observations import BatchRunning, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane
@@ -51,7 +51,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     windows, which reads later entries.
     """
     if await log.paused(owned.model):
-        owned.observe(QueueHeld(True))
+        owned.hold(True)
     queued: dict[bytes, RequestQueued] = {}
     # until no lane is new: a former owner may have read the fact of a lane that was opened in the meantime
     while lanes := [

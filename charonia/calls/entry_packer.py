@@ -300,14 +300,14 @@ def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
 
 
 def replies_to(endpoint: str, records: Sequence[Buffer]) -> list[Reply]:
-    """The answers to one endpoint: in one entry, or in several where they exceed the size of an entry."""
+    """The answers to one endpoint: in one entry, or in several where they exceed the size of a string."""
     stream = keys.replies(endpoint)
-    if len(records) * port.MAX_RECORD_BYTES <= port.MAX_ENTRY_BYTES or sum(map(len, records)) <= port.MAX_ENTRY_BYTES:
+    if len(records) == 1 or sum(map(len, records)) <= port.MAX_RECORD_BYTES:
         return [Reply(stream, record_fields(records))]
     found: list[Reply] = []
     start = size = 0
     for at, record in enumerate(records):
-        if size + len(record) > port.MAX_ENTRY_BYTES and at > start:
+        if size + len(record) > port.MAX_RECORD_BYTES and at > start:
             found.append(Reply(stream, record_fields(records[start:at])))
             start, size = at, 0
         size += len(record)

@@ -43,7 +43,7 @@ MAX_RECORD_BYTES = 500_000_000
 """
 
 MAX_ENTRY_BYTES = 2 * MAX_RECORD_BYTES
-"""Of all values of an entry: a server refuses an entry of more than 1 GiB."""
+"""Of all values of an entry: a server refuses an entry of more than 1 GiB. Records of one field are one string."""
 
 MOST_TAKEN = 1000
 """Members that one `keep_recent` takes out at most."""

@@ -41,6 +41,14 @@ def string_too_large(size_bytes: int) -> InvalidArgument:
     return InvalidArgument(f"{size_bytes} bytes are more than the event log takes at once ({port.MAX_STRING_BYTES})")
 
 
+def batch_too_large(size_bytes: int, requests: int, model: str, limit_bytes: int) -> InvalidArgument:
+    """The error in place of a batch that no server of the log takes as one entry."""
+    return InvalidArgument(
+        f"a batch of {requests} requests of model '{model}' has {size_bytes} bytes, which is more than the log "
+        f"takes at once ({limit_bytes} bytes)"
+    )
+
+
 def key_reused() -> KeyReused:
     """An Idempotency-Key whose first request was another one."""
     return KeyReused("this Idempotency-Key has been used for another request")

@@ -390,9 +390,9 @@ class RequestsEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestsMoved:
-    """An operator moves queued requests to another entry of their queue (`ids` are 16 bytes each, joined). The owner
-    forgets those that it has not dispatched and reads them again from there; the operator deletes the old entry. Both
-    entries are in the log for a moment, so that none is ever in neither.
+    """An operator moves queued requests to another entry of their queue (`ids` are 16 bytes each, joined), which is
+    written when this fact was read. An owner that reads a known request from another entry moves it. Owners of older
+    releases did not, and forgot the requests before.
     """
 
     kind: ClassVar[str] = "requests_moved"

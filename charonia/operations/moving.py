@@ -1,10 +1,10 @@
 """Moves queued jobs to another priority level: `charonia queue move`. Only while the model is paused.
 
-A request is identified by its id; queue entries only carry it. So a move is: the owner forgets the request
-(`RequestsMoved`), a second entry carries it at the other level, and the first entry is deleted. After a failure at any
-step one entry is left; if both are, an owner takes the first one it reads, and `begin_attempt` keeps a job from being
-dispatched after its end. Requests that are no jobs are not moved: their first attempt is not recorded in the log, so no
-reader can tell that they are still queued.
+A request is identified by its id; queue entries only carry it. So a move is: the owner has read `RequestsMoved`, and
+so also that the queue is paused; a second entry carries the request at the other level; the first entry is deleted.
+After a failure at any step one entry is left, or both are: an owner that reads a request again moves it to where it was
+read last, and settles its entries together. Requests that are no jobs are not moved: their first attempt is not in the
+log, so no reader can tell that they are still queued.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> d
             left[request_id.hex()] = reason
         else:
             moving.append(found)
-    applied = await _forgotten_by_owner(log, model, moving) if moving else True
+    applied = await _read_by_owner(log, model, moving) if moving else True
     for queued in list(moving):
         # it may have been dispatched just before the queue was paused
         if await log.unsettled(model, [queued.record.id]) != [queued.attempt]:
@@ -86,7 +86,7 @@ async def _check_level(log: Streams, model: str, level: int) -> None:
         raise InvalidArgument(f"model '{model}' {has}, not {level}")
 
 
-async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queued]) -> bool:
+async def _read_by_owner(log: ControlLog, model: str, moving: Sequence[Queued]) -> bool:
     """Notify the owner and wait until it has read that, if there is a live one; False if it does not read."""
     owner, _ = await log.owner(model)
     if not owner or not (await log.alive(_OWNER, [owner]))[0]:
@@ -98,7 +98,7 @@ async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queu
     give_up_s = loop.time() + _PATIENCE_S
     while any(entry.id == told for entry in await log.range(stream)):
         if loop.time() > give_up_s:
-            # an owner must not act on it later: it would have read the request from its new entry by then
+            # an owner of an older release must not act on it later: it would have read the new entry by then
             await log.delete_entries(stream, [told])
             return False
         await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read

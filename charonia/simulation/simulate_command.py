@@ -58,7 +58,8 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
     recorded = _recorded(options, environment, default_state_dir)
     if not recorded:
         raise InvalidArgument(_nothing(options))
-    named_models(questions, {one.model: one for one, _ in recorded})
+    had = [what_if(options.recorded)] if options.recorded else []
+    named_models([*had, *questions], {one.model: one for one, _ in recorded})
     measured = _measured(options, [one.model for one, _ in recorded])
     document = {
         "seed": options.seed,

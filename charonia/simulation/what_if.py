@@ -256,8 +256,11 @@ def settings_text(setting: Setting) -> str:
 
 
 def named_models(questions: Sequence[WhatIf], known: Mapping[str, object]) -> None:
-    """Raises `InvalidArgument` when a question is about a model that was not recorded."""
+    """Raises `InvalidArgument` when a question is about a model that is not among the recorded ones in `known`."""
     for question in questions:
         for change in question.changes:
             if change.model and change.model not in known:
-                raise InvalidArgument(f"'{question.text}' is about '{change.model}', of which nothing was recorded")
+                names = ", ".join(f"'{name}'" for name in sorted(known))
+                raise InvalidArgument(
+                    f"'{question.text}' is about '{change.model}', of which nothing was recorded: there is {names}"
+                )

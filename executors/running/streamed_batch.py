@@ -22,7 +22,15 @@ from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, pack_failure, pack_response
 from executors.batches.answers import request_outputs
 from executors.batches.assembly import RequestPlan
-from executors.batches.batch_results import BACKEND, Executed, Execution, Failure, count_cancel, count_response
+from executors.batches.batch_results import (
+    BACKEND,
+    Executed,
+    Execution,
+    Failure,
+    count_cancel,
+    count_response,
+    fail_response,
+)
 from executors.batches.execution import Batch, Planned
 from executors.batches.sequence_batch import BatchSteps
 
@@ -483,13 +491,22 @@ class StreamedBatch:
         """End the request and return True when a response cannot be held back because too many bytes are."""
         if not order.holds_back(one.index) or order.held_bytes + len(record) <= MAX_HELD_BYTES:
             return False
+        last_index = one.response_index
         one.response_index -= order.drop(one.index)
+        self._count_unsent(one, range(one.response_index, last_index + 1))
+        one.sent_bytes = 0  # all of its responses were held back
         one.cut = True
         text = f"more than {MAX_HELD_BYTES} bytes of responses wait for those of requests before (preserve_ordering)"
         one.error = ResourceExhausted(text)
         self._count_failure(one, one.error)
         self._end_request(one, self._failure(one, one.error, final=True))
         return True
+
+    def _count_unsent(self, one: RequestProgress, indices: Iterable[int]) -> None:
+        """Responses that were counted as they were made cannot be sent."""
+        counts = self.batch.executed.responses.get(one.index, {})
+        for index in indices:
+            fail_response(counts, index)
 
     def _count_cancel(self, one: RequestProgress) -> None:
         """Count a cancelled request that its instance has ended."""
@@ -505,6 +522,12 @@ class StreamedBatch:
         self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns(), ran_ns, rows))
 
     # -- for the writer ------------------------------------------------------------------------------------------------
+
+    def not_sent(self, index: int, response_index: int, size_bytes: int) -> None:
+        """An error was sent in the place of a response with so many tensor bytes, which the log would not take."""
+        one = self._requests[index]
+        one.sent_bytes -= size_bytes
+        self._count_unsent(one, (response_index,))
 
     @property
     def all_ended(self) -> bool:

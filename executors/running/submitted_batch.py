@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, field
 
@@ -109,7 +109,7 @@ class SubmittedBatch(Struct, eq=False):
     """It exceeded its time limit and was reported as hung: a later result is ignored."""
 
 
-SettlePart = Callable[[SubmittedBatch, Executed, Sequence[tuple[str, bytes]], bool], Awaitable[None]]
+SettlePart = Callable[[SubmittedBatch, Executed, Sequence[tuple[str, bytes]], bool], Coroutine[Any, Any, None]]
 """Settles requests of a batch that have ended: (batch, results, (endpoint, record) responses before, is last)."""
 
 

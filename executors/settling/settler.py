@@ -36,9 +36,10 @@ from charonia.wire import (
     FLAG_TRACED,
     BatchHeader,
     failed_response,
+    unpack_response,
 )
 from executors.batches.batch_payloads import BatchPayloads
-from executors.batches.batch_results import Executed, fail_answered
+from executors.batches.batch_results import Executed, fail_answered, fail_response
 from executors.host.processor_meter import ProcessorMeter
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
@@ -320,7 +321,10 @@ class Settler:
         assert batch.header is not None
         now_ns = wall_ns()
         for index, error in errors.items():
-            fail_answered(executed, index, failed_response(answers[index], error), error, now_ns)
+            failure = failed_response(answers[index], error)
+            fail_answered(executed, index, failure, error, now_ns)
+            if (counts := executed.responses.get(index)) and (place := unpack_response(failure).place) is not None:
+                fail_response(counts, place[1])
         if batch.flags & FLAG_TIMED:
             receipted = with_receipts(self._executor, batch.header, batch.records, executed)
             for index in errors:

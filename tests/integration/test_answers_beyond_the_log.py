@@ -70,6 +70,16 @@ class Streaming:
         """Nothing is held."""
 
 
+class Flagged(Streaming):
+    """The same, and the last one says that it is."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        for index, request in enumerate(requests):
+            numbers = request.inputs[0].array()[0].tolist()
+            for at, size in enumerate(numbers):
+                responses.send(index, of_size(size), final=at == len(numbers) - 1)
+
+
 class Once(Streaming):
     """The same for one size, in one response: a model that answers late."""
 
@@ -105,6 +115,10 @@ class StreamingBackend(_Backend):
     name, made = "streaming", Streaming
 
 
+class FlaggedBackend(_Backend):
+    name, made = "flagged", Flagged
+
+
 class OnceBackend(_Backend):
     name, made = "once", Once
 
@@ -122,6 +136,7 @@ async def bench(
     monkeypatch.setattr(port, "MAX_RECORD_BYTES", RECORD_BYTES)
     for name, backend, max_batch_size, more in (
         ("streaming", StreamingBackend, 1, DECOUPLED),
+        ("flagged", FlaggedBackend, 1, DECOUPLED),
         ("once", OnceBackend, 1, ""),
         ("plain", PlainBackend, 1, ""),
         ("pair", PlainBackend, 4, ""),
@@ -179,6 +194,14 @@ async def counted(bench: Bench, model: str) -> tuple[int, int]:
     return found.get("success_count", 0), found.get("fail_count", 0)
 
 
+async def responses(bench: Bench, model: str) -> dict[str, int]:
+    """How many responses of each index succeeded and failed."""
+    loaded = await bench.control.fact(VersionLoaded, model=model)
+    found = await bench.log.statistics(keys.statistics(model, 1, loaded.content_hash))
+    names = (f"r{index}_{kind}" for index in range(3) for kind in ("success", "fail"))
+    return {name: found[f"{name}_count"] for name in names if found.get(f"{name}_count")}
+
+
 @contextmanager
 def no_room() -> Iterator[None]:
     """No file can be as large as a large answer."""
@@ -204,8 +227,21 @@ async def test_a_response_that_is_too_large_fails_and_the_others_go_on(
         await bench.finished("streaming", await bench.dispatch("streaming", [large[1], small[1]]))
     assert told(await reader.ended(large[0])) == [SMALL, TOO_LARGE, SMALL, 0]
     assert told(await reader.ended(small[0])) == [SMALL, SMALL, 0]
+    assert await responses(bench, "streaming") == {"r0_success": 2, "r1_success": 1, "r1_fail": 1, "r2_success": 1}
     assert await bench.log.pending("streaming") == (0, 0)
     assert await connections(server) >= before, "no connection was lost"
+
+
+@pytest.mark.parametrize("near", [False, True])
+async def test_a_last_response_that_is_too_large_is_counted_as_a_failure(bench: Bench, near: bool) -> None:
+    reader = Reader(bench, "near")
+    flags = FLAG_REPLY_BY_REFERENCE * near
+    one = await bench.accept("flagged", sizes(SMALL, LARGE), endpoint="near", flags=flags)
+    with no_room():
+        await bench.finished("flagged", await bench.dispatch("flagged", [one[1]]))
+    assert told(await reader.ended(one[0])) == [SMALL, TOO_LARGE]
+    assert await counted(bench, "flagged") == (0, 1)
+    assert await responses(bench, "flagged") == {"r0_success": 1, "r1_fail": 1}
 
 
 @pytest.mark.parametrize("model", ["once", "plain"])
@@ -270,4 +306,15 @@ async def test_answers_in_order_that_are_too_large_together_fail(bench: Bench, s
     assert failed[0].startswith("the answers of a batch of model 'pair' are sent in order")
     assert len(failed) == 2
     assert await counted(bench, "pair") == (1, 2)
+    assert await connections(server) >= before, "no connection was lost"
+
+
+async def test_answers_that_are_too_large_together_are_several_entries(bench: Bench, server: PrivateServer) -> None:
+    """Several records of an entry are one string."""
+    reader, before = Reader(bench, "near"), await connections(server)
+    size = SERVER_BYTES * 2 // 5
+    made = [await bench.accept("pair", sizes(size), endpoint="near") for _ in range(3)]
+    await bench.finished("pair", await bench.dispatch("pair", [one[1] for one in made]))
+    assert [told(await reader.ended(one[0])) for one in made] == [[size]] * 3
+    assert await counted(bench, "pair") == (3, 0)
     assert await connections(server) >= before, "no connection was lost"

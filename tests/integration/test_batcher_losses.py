@@ -11,10 +11,11 @@ from typing import Any
 import batching_cluster as parts
 import pytest
 from asking_cluster import DYNAMIC, ORDERED, answers, failure, pending_are, statistics
+from batched_jobs import ended, submit
 from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
 
 import batcher.service as owners
-from batcher.housekeeping.model_checks import verify
+from batcher.housekeeping.model_checks import ModelChecks, verify
 from batcher.owner.owned import OwnedModel
 from batcher.takeover import recovery
 from charonia import keys
@@ -23,7 +24,8 @@ from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import preferred_owner
 from charonia.eventlog.port import EventLog, Limits
-from charonia.facts.events import ProcessJoined
+from charonia.facts.events import FIELD_FACT, ProcessJoined, QueueCommanded, pack_fact
+from charonia.facts.jobs import JobState
 from charonia.facts.sequence_states import SequenceAbout, SequenceStep
 from charonia.options.settings import BatcherSettings
 
@@ -474,3 +476,193 @@ async def test_a_new_owner_knows_sequences_of_which_nothing_waits(cluster: Clust
     batcher = await cluster.batcher()
     await batcher.owns()
     assert batcher.service.owned[MODEL].scheduler.live_sequences() == 1
+
+
+# -- facts that a former owner has read and deleted --------------------------------------------------------------------
+
+
+async def test_a_lane_is_read_whose_opening_a_former_owner_has_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has still to learn that it was presumed dead, while the next owner restores the model."""
+    monkeypatch.setattr("batcher.housekeeping.model_checks._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
+    executor = await cluster.executor()
+    first = await cluster.batcher()
+    await first.owns()
+    first.control._reader.remove(keys.CONTROL)
+    first.service._closing = True  # what it loses it does not take again
+    recover = owners.recover
+    jobs: list[bytes] = []
+
+    async def recover_slowly(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
+        found = await recover(log, owned, executors)
+        if not jobs:
+            jobs.append(await submit(log, 7, lane=3))
+            await until_so(lambda: has_no_facts(log))
+            await first.die()
+        return found
+
+    monkeypatch.setattr(owners, "recover", recover_slowly)
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher()
+    await second.owns()
+    checks = ModelChecks(second.service.owned[MODEL])
+    for _ in range(3):
+        await checks.find_lost()
+    assert (await ended(executor.log, jobs[0])).state is JobState.SUCCEEDED
+    await cluster.settled()
+    assert executor.executed == [7]
+
+
+async def has_no_facts(log: EventLog) -> bool:
+    return not await log.range(keys.facts(MODEL))
+
+
+@pytest.mark.parametrize("action", ["resume", "pause"])
+async def test_a_queue_is_held_as_the_log_says_where_a_former_owner_has_read_the_command(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
+    executor = await cluster.executor()
+    log = executor.log
+    await log.set_paused(MODEL, action == "resume")
+    first = await cluster.batcher()
+    await first.owns()
+    first.control._reader.remove(keys.CONTROL)
+    first.service._closing = True  # what it loses it does not take again
+    recover = owners.recover
+
+    async def command(log: EventLog, word: str) -> None:
+        await log.set_paused(MODEL, word == "pause")
+        await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(QueueCommanded(word))])
+
+    async def recover_slowly(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
+        found = await recover(log, owned, executors)
+        await command(log, action)
+        await until_so(lambda: has_no_facts(log))
+        await first.die()
+        return found
+
+    monkeypatch.setattr(owners, "recover", recover_slowly)
+    await cluster.lose("batcher", first.name)
+    second = await cluster.batcher()
+    await second.owns()
+    owned = second.service.owned[MODEL]
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 0)
+    checks = ModelChecks(owned)
+    assert owned.is_held is (action == "resume")
+    await checks.look()
+    await checks.look()
+    assert owned.is_held is (action == "pause")
+    job = await submit(log, 1)
+    if action == "pause":
+        await until(lambda: owned.scheduler.pending_count() == 1)
+        assert executor.executed == []
+        await command(log, "resume")
+    assert (await ended(log, job)).state is JobState.SUCCEEDED
+    await cluster.settled()
+
+
+async def test_a_command_that_is_on_its_way_is_not_taken_for_a_lost_one(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    owned = batcher.service.owned[MODEL]
+    checks = ModelChecks(owned)
+    for held in (True, False):
+        await executor.log.set_paused(MODEL, held)
+        await checks.compare_hold()
+        assert owned.is_held is not held
+        owned.hold(held)  # it arrives
+        await checks.compare_hold()
+        assert owned.is_held is held
+
+
+async def test_requests_of_a_lane_that_is_opened_during_the_check_are_not_taken_for_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.housekeeping.model_checks._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    await batcher.owns()
+    owned, log = batcher.service.owned[MODEL], executor.log
+    stream = keys.queue(MODEL, 0, 0)
+    owned.windows.open(stream, 0)
+    owned._reader.remove(stream)
+    lost = await submit(log, 1)
+    await log.delete_entries(stream, [entry.id for entry in await log.range(stream)])
+    owned._reader.add(stream, take=owned.on_entries)
+    await until_so(lambda: has_no_facts(log))
+    checks = ModelChecks(owned)
+    assert await checks.find_lost() == 0
+    owned._reader.remove(owned.facts.stream)
+    unsettled_ids = owned.log.unsettled_ids
+    young: list[bytes] = []
+
+    async def unsettled(model: str) -> list[bytes]:
+        young.append(await submit(log, 2, lane=3, job=False))
+        return await unsettled_ids(model)
+
+    monkeypatch.setattr(owned.log, "unsettled_ids", unsettled)
+    assert await checks.find_lost() == 1
+    monkeypatch.undo()
+    assert await log.unsettled(MODEL, [lost, *young]) == [-1, 0]
+    owned._reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
+    await until(lambda: executor.executed == [2])
+    await cluster.settled()
+
+
+# -- an owner that gives its model up and is no longer the preferred one -----------------------------------------------
+
+
+async def _with_a_preferred_newcomer(cluster: Cluster) -> parts.Batcher:
+    """The owner of the model, which another batcher that came later would be now."""
+    first = await cluster.batcher("batcher-first")
+    await first.owns()
+    name = next(n for n in map("batcher-{}".format, range(99)) if preferred_owner(MODEL, {n, first.name}) == n)
+    second = await cluster.batcher(name)
+    await until(lambda: name in first.control.catalog.processes)
+    assert not second.service.owned
+    return first
+
+
+async def test_a_model_goes_on_whose_owner_failed_and_is_not_preferred_any_more(cluster: Cluster) -> None:
+    await cluster.executor()
+    first = await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    first.service.owned[MODEL].failed(RuntimeError("unforeseen"))
+    assert await answers([ask(gateway, 2)]) == [2]
+    await cluster.settled()
+
+
+async def test_a_model_goes_on_that_needs_another_scheduler_than_its_owner_has(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    cluster.configure("sequence_batching { }")
+    await executor.load(cluster.config, content_hash="hash-2")
+    await until(lambda: gateway._control.catalog.served(MODEL)[1].content_hash == "hash-2")  # type: ignore[attr-defined]
+    call = ask(gateway, 2, sequence_id=7, sequence_start=True, sequence_end=True)
+    assert await answers([call]) == [2]
+    await cluster.settled()
+
+
+async def test_a_model_goes_on_whose_owner_was_presumed_dead_and_came_back_at_once(cluster: Cluster) -> None:
+    """The preferred one reads of both together, and finds that the owner lives."""
+    await cluster.executor()
+    first = await _with_a_preferred_newcomer(cluster)
+    gateway = await cluster.gateway()
+    assert await answers([ask(gateway, 1)]) == [1]
+    second = cluster._batchers[-1]
+    second.control._reader.remove(keys.CONTROL)
+    await cluster.lose("batcher", first.name)
+    await until(lambda: not first.service.owned)
+    await first.control.announce(ProcessJoined("batcher", first.name))
+    await until(lambda: first.name in first.control.catalog.processes)
+    second.control._reader.add(keys.CONTROL, second.control._folded)
+    assert await answers([ask(gateway, 2)]) == [2]
+    await cluster.settled()

@@ -10,8 +10,9 @@ from batching_cluster import HASH, MODEL, Cluster, EchoExecutor, ask, until, unt
 from batcher.housekeeping.model_checks import LOST, ModelChecks
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.eventlog import port
 from charonia.eventlog.port import EventLog, Limits
-from charonia.facts.events import FIELD_FACT, QueueCommanded, RequestsEnded, RequestsMoved, pack_fact
+from charonia.facts.events import FIELD_FACT, QueueCommanded, RequestsEnded, pack_fact
 from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import unpack_response
 
@@ -264,15 +265,13 @@ async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     moved = await submit(log, 1)
     await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
     # as `charonia queue move` does it
-    await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestsMoved(moved))])
-    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 0)
     stream = keys.queue(MODEL, 0, 0)
     (entry,) = [entry for entry in await log.range(stream) if moved in bytes(entry.fields[1])]
+    await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
     await log.delete_entries(stream, [entry.id])
+    await until(lambda: batcher.service.owned[MODEL].windows.unsettled == 3)
     executor.release(1)
     assert (await ended(log, running)).state is JobState.SUCCEEDED
-    await until(lambda: not batcher.service.owned[MODEL].windows.unsettled)
-    await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
     await until(lambda: len(executor.held) == 1)
     await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
     await ModelChecks(batcher.service.owned[MODEL]).look()
@@ -365,4 +364,29 @@ async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch
     assert await checks.find_lost() == 0
     executor.release()
     assert (await ended(log, kept)).state is JobState.SUCCEEDED
+    await cluster.settled()
+
+
+async def test_requests_that_the_log_would_not_take_as_one_batch_run_in_smaller_ones(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = await cluster.executor(gated=True)
+    batcher = await cluster.batcher(prefetch=0)
+    await submit(executor.log, 0)
+    await until(lambda: len(executor.held) == 1)
+    jobs = [await submit(executor.log, value) for value in range(1, 8)]
+    await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 7)
+    size = len(executor.held[0].records[0].record)
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 3 * size)
+    executor.release(1)
+    sizes: list[int] = []
+    while len(executor.executed) < 8:
+        await until(lambda: len(executor.held) == 1)
+        sizes.append(len(executor.held[0].values))
+        executor.release(1)
+        await until(lambda: len(executor.executed) == 1 + sum(sizes))
+    assert sizes == [2, 2, 3]
+    for job in jobs:
+        assert (await ended(executor.log, job)).state is JobState.SUCCEEDED
+    assert executor.executed == list(range(8))
     await cluster.settled()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from asking_cluster import answers
+from batched_jobs import ended, submit
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
 from wave_senders import SentWave, numbers, send_wave
 
@@ -22,6 +23,7 @@ from charonia.facts.events import (
     RequestCancelled,
     pack_fact,
 )
+from charonia.facts.jobs import JobState
 from charonia.wire import FIELD_WAVE, WAVE_BYTE, records_of, unpack_response, unpack_wave_reply
 
 pytestmark = pytest.mark.integration
@@ -120,6 +122,24 @@ async def test_a_wave_that_comes_back_after_its_end_does_not_stay(cluster: Clust
 
     await until_so(lambda: nothing_left(log, wave))
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+async def test_a_wave_that_is_read_twice_runs_once_and_leaves_neither_entry(cluster: Cluster) -> None:
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    (entry,) = await log.range(wave.stream)
+    await log.append(wave.stream, entry.fields)
+    windows = batcher.service.owned[MODEL].windows
+    await until(lambda: windows.unsettled == 4)
+
+    executor.release()
+
+    await until_so(lambda: nothing_left(log, wave))
+    await until(lambda: windows.unsettled == 0)
+    assert executor.executed == [1, 2]
 
 
 async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon_run_again(cluster: Cluster) -> None:
@@ -285,3 +305,29 @@ async def test_a_gateway_that_was_taken_for_lost_reserves_anew(cluster: Cluster)
 
 def _joined(name: str) -> list[bytes]:
     return [FIELD_FACT, pack_fact(ProcessJoined("gateway", name))]
+
+
+async def test_lost_requests_are_found_although_waves_run_all_the_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log counts single requests alone."""
+    monkeypatch.setattr("batcher.housekeeping.model_checks._YOUNG_US", 0)
+    executor = await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    owned = batcher.service.owned[MODEL]
+    await send_wave(log, MODEL, numbers(1, 2, 3), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    stream = keys.queue(MODEL, 0, 0)
+    owned._reader.remove(stream)
+    lost = await submit(log, 4)
+    kept = (await log.range(stream))[0].id
+    await log.delete_entries(stream, [entry.id for entry in await log.range(stream, kept)])
+    owned._reader.add(stream, owned.windows.lanes[stream].after, take=owned.on_entries)
+    checks = batcher.service._checks[MODEL]
+    assert await checks.find_lost() == 0
+    assert await checks.find_lost() == 1
+    assert (await ended(log, lost)).state is JobState.FAILED
+    executor.release()
+    await until(lambda: owned.windows.unsettled == owned.windows.in_waves == 0)
+    assert executor.executed == [1, 2, 3]

@@ -26,6 +26,7 @@ from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
     BatchFinished,
+    BatchReturned,
     ExecutionUnwanted,
     Fact,
     ProcessJoined,
@@ -236,6 +237,12 @@ class EchoExecutor:
         """Report that a batch took its instance with it."""
         ids = b"".join(record.id for record in held.records)
         fact = BatchDied(self.name, held.header.batch_id, "gone", "Segmentation fault", blameless, "echo_0", ids)
+        await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, pack_fact(fact)]))
+        await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
+
+    async def give_back(self, held: Held) -> None:
+        """Return a batch that did not run."""
+        fact = BatchReturned(self.name, held.header.batch_id, "it drains")
         await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, pack_fact(fact)]))
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
 

@@ -48,6 +48,7 @@ SERVICES = tuple(
         "gateway_jobs",
         "journal_seals",
         "lost_streams",
+        "moved_requests",
         "operations",
         "poison",
         "response_cache",

@@ -7,6 +7,7 @@ from batcher.scheduling.decisions import (
     CondemnRequest,
     Decision,
     DispatchBatch,
+    JoinEntries,
     RejectRequest,
     ReleaseReplies,
     StopExecution,
@@ -125,6 +126,8 @@ class Model:
                     said.append(f"{number_of(decision.request)} condemned on {decision.executor}: {decision.message}")
                 case StopExecution():
                     said.append(f"stop {number_of(decision.request)} on {decision.executor}")
+                case JoinEntries():
+                    said.append(f"join {number_of(decision.known)}")
                 case BurstWave():
                     said.append(f"burst {number_of(decision.request)}")
                 case ReleaseReplies():

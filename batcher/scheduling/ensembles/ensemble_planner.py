@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest
+from batcher.scheduling.decisions import Decision, JoinEntries, RejectReason, RejectRequest
 from batcher.scheduling.observations import (
     Observation,
     QueueHeld,
@@ -265,7 +265,7 @@ class EnsembleScheduler:
             case StepAnswered():
                 self._answered(event, decisions)
             case RequestQueued():
-                self._enqueue(event)
+                self._enqueue(event, decisions)
             case RequestBegun():
                 self._run(event, decisions)
             case StepFailed():
@@ -295,8 +295,11 @@ class EnsembleScheduler:
             case _:
                 pass  # observations about instances and batches, which an ensemble does not have
 
-    def _enqueue(self, request: RequestQueued) -> None:
-        if request.id in self._known:
+    def _enqueue(self, request: RequestQueued, decisions: list[EnsembleDecision]) -> None:
+        known = self._known.get(request.id)
+        if known is not None:
+            if known.request is not request:
+                decisions.append(JoinEntries(known.request, request))
             return
         request.state = QUEUED
         known = self._known[request.id] = _Request(request)

@@ -13,6 +13,7 @@ from batcher.scheduling.observations import (
     BatchFinished,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     ExecutorLost,
     RequestQueued,
     RequestsRescheduled,
@@ -22,6 +23,7 @@ from batcher.scheduling.observations import (
 )
 from batcher.scheduling.poison.poison_isolation import CULPRIT_OF_LOSSES, Blame
 from batcher.scheduling.queues.ledger import CANCELLED, cut_short
+from charonia.errors import ErrorCode
 
 from .sequence_instances import LiveSequence
 from .sequence_ledger import QUEUED, DispatchedBatch, SequenceLedger, mark_of
@@ -100,6 +102,19 @@ class SequenceBatches:
         """An executor did not run a batch."""
         if self._ledger.batch_of(event.batch_id, event.executor) is not None:
             self._take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
+
+    def divide(self, event: BatchTooLarge, now_ns: int, decisions: list[Decision]) -> None:
+        """A batch could not be sent: its requests run alone, and one that cannot be sent alone ends."""
+        batch = self._ledger.batch_of(event.batch_id, event.executor)
+        if batch is None:
+            return
+        left = self._take_back(event.batch_id, "its batch was too large", now_ns, decisions)
+        if len(batch.requests) > 1:
+            self._ledger.alone.update(request.id for request in left)
+            return
+        for request in left:
+            _, sequence = self._ledger.known[request.id]
+            self._ledger.cut(sequence, request, (ErrorCode.INVALID_ARG, event.message, "OTHER"), now_ns, decisions)
 
     def die(self, event: BatchDied, now_ns: int, decisions: list[Decision]) -> None:
         """A batch ended its instance."""

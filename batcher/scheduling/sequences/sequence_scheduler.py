@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from batcher.scheduling.deadlock.waits import SlotGroup, Step
-from batcher.scheduling.decisions import Decision
+from batcher.scheduling.decisions import Decision, JoinEntries
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
     BatchLost,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     CallRefused,
     ExecutorLost,
     ExecutorReturned,
@@ -215,6 +216,8 @@ class SequenceScheduler:
                 self._batches.seen(event, now_ns, decisions)
             case BatchReturned():
                 self._batches.give_back(event, now_ns, decisions)
+            case BatchTooLarge():
+                self._batches.divide(event, now_ns, decisions)
             case BatchDied():
                 self._batches.die(event, now_ns, decisions)
             case RequestCancelled():
@@ -249,6 +252,9 @@ class SequenceScheduler:
     def _enqueue(self, request: RequestQueued, now_ns: int, decisions: list[Decision]) -> None:
         ledger = self._ledger
         if request.id in ledger.known:
+            known, _ = ledger.known[request.id]
+            if known is not request:
+                decisions.append(JoinEntries(known, request))
             return
         request.order = self._next_order
         self._next_order += 1

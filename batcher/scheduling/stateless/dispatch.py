@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
-from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, ReleaseReplies
+from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, JoinEntries, ReleaseReplies
 from batcher.scheduling.observations import WAVE_BIT, Observation, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
@@ -231,6 +231,7 @@ class Arrivals:
         """Queue one request, or end it if it may not be queued."""
         ledger = self._state.ledger
         if request.id in ledger.known:
+            self._read_again(request, decisions)
             return
         queueing = ledger.queueing
         level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(request.level)
@@ -269,6 +270,31 @@ class Arrivals:
         if timeout_us or request.deadline_ns:
             ledger.due.arm(request)
         self._grown(version, request.signature, is_last, request.enqueued_ns)
+
+    def _read_again(self, again: RequestQueued, decisions: list[Decision]) -> None:
+        """A known request was read from another entry. If it waits, it goes behind the requests of the level where it
+        was read last, with what is known of it. No bound applies: it was admitted before.
+        """
+        state = self._state
+        known = state.ledger.known[again.id]
+        if known is again:
+            return
+        decisions.append(JoinEntries(known, again))
+        known.level = again.level  # should it be queued again
+        if known.wave or known.state not in (RequestState.QUEUED, RequestState.DELAYED):
+            return
+        state.remove(known)
+        again.attempt, again.away_ns, again.delayed = known.attempt, known.away_ns, known.delayed
+        again.losses_apart, again.responding = known.losses_apart, known.responding
+        again.order = state.next_order
+        state.next_order += 1
+        state.ledger.known[again.id] = again
+        state.ledger.count_again(again)
+        state.set_lane(again)
+        queue = state.version(again.version).queue
+        queue.append(again)
+        if again.delayed:
+            queue.delay(again)
 
     @staticmethod
     def _burst(wave: RequestQueued, decisions: list[Decision]) -> None:

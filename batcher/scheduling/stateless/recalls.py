@@ -5,7 +5,14 @@ this module moves the requests.
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision
-from batcher.scheduling.observations import BatchDied, BatchLost, ExecutorLost, RequestQueued, RequestState
+from batcher.scheduling.observations import (
+    BatchDied,
+    BatchLost,
+    BatchTooLarge,
+    ExecutorLost,
+    RequestQueued,
+    RequestState,
+)
 from batcher.scheduling.poison.poison_isolation import (
     CULPRIT_OF_LOSSES,
     FRESH_WAIT_NS,
@@ -16,6 +23,7 @@ from batcher.scheduling.poison.poison_isolation import (
     Blame,
     Isolation,
 )
+from charonia.errors import ErrorCode
 
 from .model_state import ModelState
 
@@ -23,6 +31,9 @@ QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
 SUSPECT = RequestState.SUSPECT
 DISPATCHED = RequestState.DISPATCHED
+
+PARTS_OF_LARGE = 2
+"""Into how many batches one is divided that has too many bytes."""
 
 
 class Recalls:
@@ -94,6 +105,19 @@ class Recalls:
             self._isolate(batch.version, left).add(left, apart=batch.apart, until_ns=batch.suspects.until_ns)
             return
         self._put_back(batch.version, left)
+
+    def divide(self, event: BatchTooLarge, now_ns: int, decisions: list[Decision]) -> None:
+        """A batch could not be sent: run its halves, and end a request that cannot be sent by itself."""
+        state = self._state
+        batch = state.batches.get(event.batch_id)
+        if batch is None or batch.executor != event.executor:
+            return
+        _, left = state.recall(event.batch_id, "its batch was too large", now_ns, decisions)
+        if len(batch.requests) > 1:
+            self._isolate(batch.version, left).split(left, PARTS_OF_LARGE)
+            return
+        for request in left:
+            state.ledger.reject(request, ErrorCode.INVALID_ARG, event.message, "OTHER", decisions)
 
     def _put_back(self, version: int, requests: list[RequestQueued]) -> None:
         """These requests return to the front of their levels."""

@@ -24,6 +24,7 @@ from batcher.scheduling.observations import (
     BatchLost,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     CallRefused,
     ExecutorLost,
     ExecutorReturned,
@@ -193,6 +194,8 @@ class ModelScheduler:
                 batch = self._state.batches.get(event.batch_id)
                 if batch is not None and batch.executor == event.executor:
                     self._recalls.take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
+            case BatchTooLarge():
+                self._recalls.divide(event, now_ns, decisions)
             case SlotFreed():
                 self._free(event)
             case ResponsesBegun():

@@ -137,3 +137,62 @@ def test_a_lane_opened_twice_is_one() -> None:
     model.windows.close()
     model.settle(b"a")
     assert model.reader.followed == {}
+
+
+def joined(model: Model, *streams: bytes) -> list[RequestQueued]:
+    """A request that was read from several streams."""
+    for stream in streams:
+        model.windows.open(stream, 0)
+        model.take(stream, b"1-0")
+    requests = [model.queued[stream].pop() for stream in streams]
+    for again in requests[1:]:
+        model.windows.join(requests[0], again)
+    return requests
+
+
+def test_the_entries_of_a_request_are_settled_together_by_any_of_them() -> None:
+    for settled in range(3):
+        model = Model(4)
+        model.windows.follow()
+        requests = joined(model, b"a", b"b", b"c")
+        assert model.deletions.wanted == []
+        model.windows.settle([requests[settled]])
+        assert sorted(model.deletions.wanted) == [(b"a", b"1-0"), (b"b", b"1-0"), (b"c", b"1-0")]
+        assert (model.windows.unsettled, model.windows.oldest()) == (0, None)
+        model.windows.settle(requests)
+        assert len(model.deletions.wanted) == 3
+
+
+def test_an_entry_of_a_request_that_is_settled_already_is_settled_at_once() -> None:
+    model = Model(4)
+    (known,) = joined(model, b"a")
+    model.windows.settle([known])
+    model.windows.open(b"b", 0)
+    model.take(b"b", b"2-0")
+    model.windows.join(known, model.queued[b"b"].pop())
+    assert model.deletions.wanted == [(b"a", b"1-0"), (b"b", b"2-0")]
+    assert model.windows.unsettled == 0
+
+
+def test_attempts_are_as_in_either_entry_and_the_younger_record_is_sent() -> None:
+    model = Model(4)
+    model.windows.open(b"a", 0)
+    model.windows.open(b"b", 0)
+    model.take(b"a", b"1-0")
+    model.take(b"b", b"1-0")
+    known, again = model.queued[b"a"].pop(), model.queued[b"b"].pop()
+    known.carrier.begun, again.carrier.restored = 2, True
+    record = again.carrier.record
+    model.windows.join(known, again)
+    for request in (known, again):
+        carried = request.carrier
+        assert (carried.begun, carried.restored, carried.record is record) == (2, True, True)
+
+
+def test_of_a_wave_with_two_entries_both_are_deleted() -> None:
+    model = Model(4)
+    known, again = joined(model, b"a", b"b")
+    known.wave = again.wave = True
+    model.windows.settle([known])
+    assert (b"b", b"1-0") in model.deletions.wanted, "its settlement has deleted the other one"
+    assert model.windows.unsettled == 0

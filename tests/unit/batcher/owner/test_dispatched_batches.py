@@ -14,6 +14,8 @@ from batcher.owner.dispatched_batches import DispatchedBatches
 from batcher.owner.quarantine import Quarantine
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import RequestQueued
+from charonia.errors import InvalidArgument
+from charonia.eventlog import port
 
 
 class Log:
@@ -42,6 +44,7 @@ class Owner:
         self.log = Log()
         self.settled: list[bytes] = []
         self.finished: list[str] = []
+        self.too_large: dict[str, str] = {}
         self.quarantine = Quarantine()
         note = SimpleNamespace(aboard={})
         arguments: Any = (self, self.log, None, "m", 1, note, self.quarantine, None)
@@ -52,6 +55,9 @@ class Owner:
 
     def requests_settled(self, requests: list[RequestQueued]) -> None:
         self.settled += [request.id for request in requests]
+
+    def batch_too_large(self, batch_id: str, _executor: str, message: str) -> None:
+        self.too_large[batch_id] = message
 
     def batch_finished(self, batch_id: str, _executor: str) -> None:
         self.finished.append(batch_id)
@@ -136,3 +142,40 @@ async def test_members_that_were_settled_meanwhile_are_not_sent(owner: Owner) ->
     assert owner.log.appended == [b"x:a"]
     assert owner.finished == ["2"], "nothing of it is left"
     assert "2" not in owner.dispatched
+
+
+async def test_a_batch_that_the_log_would_not_take_is_not_sent_and_its_owner_is_told(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 10)
+    monkeypatch.setattr(port, "MAX_ENTRY_BYTES", 20)
+    requests = [request(number) for number in range(1, 4)]
+    for one in requests:
+        one.carrier.record.record = bytes(5)
+    owner.dispatched.dispatch(batch("1", "a", *requests[:2]))
+    owner.dispatched.dispatch(batch("2", "a", *requests))
+    requests[0].carrier.record.record = bytes(11)
+    owner.dispatched.dispatch(batch("3", "a", requests[0]))
+    await owner.done()
+    text = "a batch of {} requests of model 'm' has {} bytes, which is more than the log takes at once ({} bytes)"
+    assert owner.too_large == {"1": text.format(2, 16, 10), "2": text.format(3, 21, 10)}
+    assert owner.log.appended == [b"x:a"], "a record alone came through the log before"
+
+    waves = [request(number) for number in range(4, 9)]
+    for one in waves:
+        one.wave, one.carrier.record.record = True, bytes(5)
+    owner.dispatched.dispatch(batch("4", "a", *waves[:4]))
+    owner.dispatched.dispatch(batch("5", "a", *waves))
+    await owner.done()
+    assert owner.too_large.pop("5") == text.format(5, 25, 20)
+    assert "4" not in owner.too_large
+
+
+async def test_a_request_that_the_log_refuses_by_itself_is_said_to_its_owner(owner: Owner) -> None:
+    async def append(_stream: bytes, _fields: object) -> None:
+        raise InvalidArgument("7 bytes are more than the event log takes at once (6)")
+
+    owner.log.append = append  # type: ignore[method-assign]
+    owner.dispatched.dispatch(batch("1", "a"))
+    await owner.done()
+    assert owner.too_large == {"1": "7 bytes are more than the event log takes at once (6)"}

@@ -135,8 +135,8 @@ def test_waves_that_make_no_batch_are_queued_in_order() -> None:
 
 def test_a_wave_that_comes_twice_runs_once() -> None:
     model = Model(DynamicBatching(), slots=2)
-    assert together(model, model.wave(1, 1), model.wave(1, 1)) == ["a: 1"]
-    assert together(model, model.wave(1, 1)) == []
+    assert together(model, model.wave(1, 1), model.wave(1, 1)) == ["join 1", "a: 1"]
+    assert together(model, model.wave(1, 1)) == ["join 1"]
 
 
 def test_waves_with_deadlines_leave_at_once_unless_these_have_passed() -> None:

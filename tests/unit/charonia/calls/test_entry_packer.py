@@ -109,13 +109,13 @@ def test_inputs_that_are_not_here_are_none() -> None:
 
 
 def test_answers_that_the_log_would_not_take_as_one_entry_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 10)
-    monkeypatch.setattr(port, "MAX_ENTRY_BYTES", 20)
+    monkeypatch.setattr(port, "MAX_RECORD_BYTES", 20)
     answers = [b"a" * 10, b"b" * 10, b"c" * 5, b"d" * 10, b"e" * 5, b"f"]
     found = [list(records_of(reply.fields)) for reply in replies_of(("g", one) for one in answers)]
     assert found == [answers[:2], answers[2:5], answers[5:]]
     assert [list(records_of(reply.fields)) for reply in replies_to("g", answers[:2])] == [answers[:2]]
     assert len(replies_to("g", [b"a"] * 20)) == 1
+    assert [list(records_of(reply.fields)) for reply in replies_to("g", [b"a" * 21])] == [[b"a" * 21]]
 
 
 def test_a_report_that_the_log_would_not_take_has_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ async def test_a_job_is_carried_at_its_new_level_alone(paused: Any, ids: Ids) ->
     assert clean
 
 
-async def test_the_owner_forgets_first(paused: Any, ids: Ids) -> None:
+async def test_the_owner_reads_of_it_first(paused: Any, ids: Ids) -> None:
     await paused.job(ids(1), level=2)
     await paused.log.take_ownership("m", "batcher-1", "")
     await paused.log.beat("batcher", "batcher-1", 60_000)
@@ -76,7 +76,7 @@ async def test_the_owner_forgets_first(paused: Any, ids: Ids) -> None:
 
     assert document["applied"]
     assert seen[0] == RequestsMoved(ids(1))
-    assert carried[0] == 0, "the new entry comes when the old one is forgotten"
+    assert carried[0] == 0, "the new entry comes when the owner has read of it"
 
 
 async def test_an_owner_that_does_not_read_is_said_to(paused: Any, ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,10 @@ def test_configurations_of_a_repository_and_a_page(tmp_path: Path, capsys: pytes
         ([], "a trace file does not hold configurations"),
         (["--recorded", "policy=none", "--delay", "fast"], "delay 'fast' is no time"),
         (["--recorded", "policy=none", "--what-if", "n:delay=1ms"], "'n', of which nothing was recorded"),
+        (
+            ["--recorded", "policy=none other:delay=1ms"],
+            "'policy=none other:delay=1ms' is about 'other', of which nothing was recorded: there is 'm'",
+        ),
         (["--recorded", "policy=none", "-m", "n"], "nothing that ran was recorded of these models"),
         (["--recorded", "policy=none", "--measured", "t"], "--measured is a run under a question"),
         (["--model-repository", "/nowhere"], "cannot be read"),

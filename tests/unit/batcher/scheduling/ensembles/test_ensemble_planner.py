@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batcher.scheduling.decisions import RejectRequest
+from batcher.scheduling.decisions import JoinEntries, RejectRequest
 from batcher.scheduling.ensembles import ensemble_planner as plan
 from batcher.scheduling.ensembles.ensemble_plan import plan_of
 from batcher.scheduling.observations import QueueHeld, RequestQueued, VersionsAbandoned
@@ -153,3 +153,12 @@ def test_outputs_are_in_the_ensembles_order_whatever_the_requests() -> None:
     graph = EnsembleGraph("e", STEPS, ("x",), ("y", "m"), {"x": ROOT, "m": ROOT, "y": ROOT})
     assert plan_of(graph, ("m", "y")).wanted == plan_of(graph, ()).wanted == ("y", "m")
     assert plan_of(graph, ("m",)).wanted == ("m",)
+
+
+def test_a_request_that_is_read_again_is_joined_with_the_known_one() -> None:
+    planner = Planner()
+    known, again = queued("p"), queued("p")
+    planner.see(known, plan.GraphKnown(1, GRAPH))
+    assert planner.see(known) == []
+    assert planner.scheduler.observe(again, 0) == [JoinEntries(known, again)]
+    assert planner.scheduler.unended() == [known]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from sequence_bench import Bench, batch, names
 
 from batcher.scheduling.deadlock.waits import Step
-from batcher.scheduling.decisions import CondemnRequest, DispatchBatch, ForgetSequences, RejectRequest, StopExecution
+from batcher.scheduling.decisions import (
+    CondemnRequest,
+    DispatchBatch,
+    ForgetSequences,
+    JoinEntries,
+    RejectRequest,
+    StopExecution,
+)
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     ExecutorLost,
     ExecutorReturned,
     QueueHeld,
@@ -364,3 +373,39 @@ def test_a_slot_that_is_asked_for_leaves_those_below_free() -> None:
     instance.release(sequences[1])
     assert instance.take(LiveSequence(1, b"x"))
     assert sorted(instance.slots) == [0, 1, 2, 3, 4]
+
+
+def test_a_request_that_is_read_again_is_joined_with_the_known_one_waiting_or_running() -> None:
+    bench = Bench(rows=0)
+    start, end = bench.request("a", "s"), bench.request("a", "e")
+    first = batch(bench.see(start))
+    bench.see(end)
+    for known in (start, end):
+        again = structs.replace(known)
+        assert bench.see(known) == []
+        assert bench.see(again) == [JoinEntries(known, again)]
+    last = batch(bench.finish(first))
+    assert last.requests == [end]
+    assert bench.finish(last) == []
+    assert bench.scheduler.unended() == []
+
+
+def test_requests_of_a_batch_that_is_too_large_run_alone_and_one_that_is_too_large_alone_ends() -> None:
+    bench = Bench()
+    first = batch(bench.see(bench.request("a", "s"), bench.request("b", "s"), bench.request("c", "s")))
+    assert len(first.requests) == 3
+    alone = batch(bench.see(BatchTooLarge(first.batch_id, "e", "too large")))
+    assert names(alone) == ["a"]
+    ended = bench.see(BatchTooLarge(alone.batch_id, "e", "too large"))
+    rejected, second = ended[0], ended[-1]
+    assert isinstance(rejected, RejectRequest)
+    assert (rejected.request, rejected.code, rejected.message) == (
+        alone.requests[0],
+        ErrorCode.INVALID_ARG,
+        "too large",
+    )
+    assert isinstance(second, DispatchBatch)
+    assert names(second) == ["b"]
+    third = batch(bench.finish(second))
+    assert names(third) == ["c"]
+    assert bench.see(BatchTooLarge(first.batch_id, "e", "too large")) == []

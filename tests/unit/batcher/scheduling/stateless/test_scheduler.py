@@ -6,15 +6,17 @@ from scheduler_account import queued_by_level
 from scheduler_bench import HUGE, US, Model, ident, interface
 
 from batcher.scheduling.observations import (
+    BatchTooLarge,
     ExecutorLost,
     PolicyChanged,
+    QueueHeld,
     RequestCancelled,
     RequestQueued,
     VersionServed,
     VersionWithdrawn,
 )
 from batcher.scheduling.stateless.scheduler import ModelScheduler
-from charonia.models.scheduling import DynamicBatching, QueuePolicy
+from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
 # -- S1: the default scheduler -----------------------------------------------------------------------------------------
 
@@ -255,3 +257,128 @@ def test_a_more_urgent_arrival_changes_a_batch_that_waits() -> None:
     assert model.put(1, rows=3) == []
     # 3 rows wait for 4; with 2 rows in front of them the preferred size 2 is hit first
     assert model.put(2, level=1, rows=2) == ["a: 2"]
+
+
+# -- requests that are read again from another entry -------------------------------------------------------------------
+
+
+def test_a_waiting_request_that_is_read_again_goes_to_where_it_was_read_last() -> None:
+    model = Model(DynamicBatching(priority_levels=3, default_priority_level=2), max_batch_size=1)
+    assert model.put(1, 2, 3, 4) == ["a: 1"]
+    assert model.put(4, level=1) == ["join 4"]
+    assert model.put(2, level=3) == ["join 2"]
+    assert model.scheduler.queued_by_level() == {1: 1, 2: 1, 3: 1}
+    assert [model.finish(number) for number in (1, 4, 3, 2)] == [["a: 4"], ["a: 3"], ["a: 2"], []]
+    assert model.scheduler.unended() == []
+
+
+def test_a_request_that_is_read_again_keeps_what_is_known_of_it() -> None:
+    """Its attempts: a settlement of an earlier one would be fenced. And its place in a level that is full."""
+    bounded = QueuePolicy(max_queue_size=1)
+    model = Model(DynamicBatching(priority_levels=2, default_priority_level=2, default_queue_policy=bounded), slots=1)
+    model.put(1)
+    model.give_back(1)
+    assert model.batches[1].attempts == (2,)
+    model.see(QueueHeld(True))
+    assert model.give_back(1) == []
+    model.put(2, level=1)
+    assert model.put(1, level=1) == ["join 1"], "the level is full, and it was admitted before"
+    assert model.see(QueueHeld(False)) == ["a: 2 1"]
+    assert model.batches[1].attempts == (1, 3)
+
+
+def test_a_delayed_request_that_is_read_again_stays_behind_its_level() -> None:
+    late = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=10)
+    model = Model(
+        DynamicBatching(priority_levels=2, default_priority_level=2, default_queue_policy=late), max_batch_size=1
+    )
+    model.put(1, 2)
+    assert model.at(20) == []
+    model.put(3, level=1)
+    assert model.put(2, level=1) == ["join 2"]
+    model.put(4, level=1)
+    assert [model.finish(number) for number in (1, 3, 4)] == [["a: 3"], ["a: 4"], ["a: 2"]]
+
+
+def test_a_dispatched_request_that_is_read_again_runs_on_and_is_queued_again_where_it_was_read_last() -> None:
+    model = Model(DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
+    model.put(1, 2)
+    assert model.put(1, level=1) == ["join 1"]
+    assert model.scheduler.outstanding_requests() == 1
+    model.see(QueueHeld(True))
+    model.give_back(1)
+    assert model.scheduler.queued_by_level() == {1: 1, 2: 1}
+    assert model.see(QueueHeld(False)) == ["a: 1"]
+    assert model.batches[1].attempts == (2,)
+
+
+def test_a_suspected_request_that_is_read_again_still_runs_by_itself() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2)
+    model.lose("a")
+    assert model.put(1) == ["join 1"]
+    model.see(VersionServed("b", 1, "h1", 1))
+    assert len(model.batches[1].requests) == 1
+    assert model.scheduler.unended() != []
+
+
+def test_what_is_observed_twice_is_read_once() -> None:
+    model = Model(DynamicBatching(max_queue_delay_us=10))
+    one = model.request(1)
+    assert model.see(one) == model.see(one) == []
+    assert model.scheduler.pending_count() == 1
+
+
+def test_a_wave_that_is_read_again_runs_once() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.see(model.wave(1, 2)) == ["a: 1"]
+    assert model.see(model.wave(1, 2)) == ["join 1"]
+    assert model.see(model.wave(2, 2)) == []
+    assert model.see(model.wave(2, 2)) == ["join 2"]
+    assert model.finish(1) == ["a: 2"]
+    assert model.finish(2) == []
+
+
+# -- batches that cannot be sent ---------------------------------------------------------------------------------------
+
+
+def too_large(model: Model, number: int) -> list[str]:
+    batch = model.batches[number]
+    return model.see(BatchTooLarge(batch.batch_id, batch.executor, "too large"))
+
+
+def test_a_batch_that_is_too_large_is_halved_until_it_is_not() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.put(1, 2, 3, 4, 5) == ["a: 1 2 3 4 5"]
+    model.put(6)
+    assert too_large(model, 1) == ["a: 1 2 3"]
+    assert too_large(model, 1) == ["a: 1 2"]
+    assert model.finish(1) == ["a: 3"]
+    assert model.finish(3) == ["a: 4 5"]
+    assert model.finish(4) == ["a: 6"]
+    assert model.finish(6) == []
+    assert model.scheduler.unended() == []
+
+
+def test_a_request_that_is_too_large_alone_ends_and_no_other_does() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2)
+    assert too_large(model, 1) == ["a: 1"]
+    assert too_large(model, 1) == ["1 INVALID_ARG OTHER too large", "a: 2"]
+    assert model.finish(2) == []
+    assert model.scheduler.unended() == []
+
+
+def test_a_batch_that_ended_or_is_of_another_executor_is_not_halved() -> None:
+    model = Model(DynamicBatching())
+    model.put(1, 2)
+    batch = model.batches[1]
+    assert model.see(BatchTooLarge(batch.batch_id, "z", "too large")) == []
+    model.finish(1)
+    assert model.see(BatchTooLarge(batch.batch_id, "a", "too large")) == []
+
+
+def test_waves_of_a_batch_that_is_too_large_are_burst() -> None:
+    model = Model(DynamicBatching(), max_batch_size=8)
+    assert model.see(model.wave(1, 2), model.wave(2, 2)) == ["a: 1 2"]
+    assert too_large(model, 1) == ["burst 1", "burst 2"]
