@@ -114,7 +114,7 @@ def fail_response(counts: dict[str, int], index: int) -> None:
     """Count the response with this index as a failure, if it was counted as a success: it could not be sent."""
     for unit in ("count", "ns"):
         if (value := counts.pop(f"r{index}_success_{unit}", None)) is not None:
-            _add(counts, f"r{index}_fail_{unit}", value)
+            counters.add(counts, {f"r{index}_fail_{unit}": value})
 
 
 def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 from batching_cluster import Batcher, Cluster, until
+from executors.repository.pbtxt import parse
 from prometheus_client.parser import text_string_to_metric_families
 
 from batcher.metrics import BatcherMetrics
@@ -17,7 +18,6 @@ from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
 from charonia.wire import SequenceMark, pack_request, record_fields, request_meta
 from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
 
 EXECUTOR = "executor-1"
 CONFIG = """
