@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 from batching_cluster import Batcher, Cluster, until
-from executors.repository.pbtxt import parse
 from prometheus_client.parser import text_string_to_metric_families
 
 from batcher.metrics import BatcherMetrics
 from charonia.clock import wall_ns
 from charonia.eventlog.port import Limits
 from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
+from charonia.models.config_forms import parse
 from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
 from charonia.wire import SequenceMark, pack_request, record_fields, request_meta

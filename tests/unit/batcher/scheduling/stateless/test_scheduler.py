@@ -267,7 +267,7 @@ def test_a_waiting_request_that_is_read_again_goes_to_where_it_was_read_last() -
     assert model.put(1, 2, 3, 4) == ["a: 1"]
     assert model.put(4, level=1) == ["join 4"]
     assert model.put(2, level=3) == ["join 2"]
-    assert model.scheduler.queued_by_level() == {1: 1, 2: 1, 3: 1}
+    assert queued_by_level(model.scheduler) == {1: 1, 2: 1, 3: 1}
     assert [model.finish(number) for number in (1, 4, 3, 2)] == [["a: 4"], ["a: 3"], ["a: 2"], []]
     assert model.scheduler.unended() == []
 
@@ -307,7 +307,7 @@ def test_a_dispatched_request_that_is_read_again_runs_on_and_is_queued_again_whe
     assert model.scheduler.outstanding_requests() == 1
     model.see(QueueHeld(True))
     model.give_back(1)
-    assert model.scheduler.queued_by_level() == {1: 1, 2: 1}
+    assert queued_by_level(model.scheduler) == {1: 1, 2: 1}
     assert model.see(QueueHeld(False)) == ["a: 1"]
     assert model.batches[1].attempts == (2,)
 
