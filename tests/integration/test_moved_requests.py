@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from batched_jobs import ended, submit
 from batching_cluster import MODEL, Batcher, Cluster, EchoExecutor, until, until_so
+from scheduler_account import queued_by_level
 
 from charonia import keys
 from charonia.eventlog.port import EventLog, Limits
@@ -166,7 +167,7 @@ async def test_moved_jobs_run_in_the_order_of_their_new_levels(cluster: Cluster,
     assert len((await move(log, MODEL, [jobs[3]], 1))["moved"]) == 1
     assert len((await move(log, MODEL, [jobs[0]], 3))["moved"]) == 1
     await queued(batcher, 4)
-    await until(lambda: batcher.service.owned[MODEL].scheduler.queued_by_level() == {1: 1, 2: 2, 3: 1})
+    await until(lambda: queued_by_level(batcher.service.owned[MODEL].scheduler) == {1: 1, 2: 2, 3: 1})
     await command(log, batcher, "resume")
     executor.release()
     for job in jobs:
@@ -192,7 +193,7 @@ async def test_an_owner_that_reads_nothing_meanwhile_moves_a_job_when_it_reads_o
     moved = await move(log, MODEL, [jobs[1]], 1)
     assert (moved["applied"], len(moved["moved"])) == (False, 1)
     reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
-    await until(lambda: owned.scheduler.queued_by_level() == {1: 1, 2: 1})
+    await until(lambda: queued_by_level(owned.scheduler) == {1: 1, 2: 1})
     await command(log, batcher, "resume")
     executor.release()
     for job in jobs:
