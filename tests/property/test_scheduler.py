@@ -33,6 +33,7 @@ from batcher.scheduling.observations import (
     RequestCancelled,
     RequestQueued,
     RequestSettled,
+    RequestState,
     ResponsesBegun,
     SlotFreed,
     VersionServed,
@@ -162,9 +163,15 @@ class SchedulerMachine(SchedulerAccount):
     def arrive_again(self, data: st.DataObject) -> None:
         unended = [r for r in self.requests.values() if r.id not in self.outcomes]
         old = data.draw(st.sampled_from(unended))
-        copy = RequestQueued(
-            old.id, old.version, old.level, old.rows, old.signature, old.timeout_us, old.deadline_ns, old.enqueued_ns
-        )
+        level = data.draw(st.sampled_from((old.level, 0, 1, 2, 3)))
+        about = old.version, level, old.rows, old.signature, old.timeout_us, old.deadline_ns, old.enqueued_ns
+        copy = RequestQueued(old.id, *about, carrier=old.carrier, lane=self.lanes[old.id])
+        known = self.scheduler.find(old.id)
+        if known is not None and known.state in (RequestState.QUEUED, RequestState.DELAYED):
+            # it goes behind those that arrived before it was read again
+            self.count += 1
+            copy.carrier = self.arrivals[old.id] = self.count
+            self.requests[old.id] = copy
         self.apply(self.scheduler.observe(copy, self.now_ns))
 
     @rule(executor=st.sampled_from(EXECUTORS), version=st.sampled_from(VERSIONS), slots=st.integers(0, 2))
