@@ -68,7 +68,17 @@ def converted(gguf: Path, directory: Path) -> Path:
 
 def _convert(gguf: Path, place: Path) -> None:
     link = place / "model.gguf"
-    link.symlink_to(gguf.resolve())
+    source = gguf.resolve()
+    if os.access(source, os.W_OK):
+        link.symlink_to(source)
+    else:  # the library opens for writing what it only reads
+        try:
+            shutil.copyfile(source, link)
+        except OSError as error:
+            raise InternalError(
+                f"'{gguf.name}' cannot be converted: it cannot be copied to '{place.parent}' ({error.strerror}); name "
+                f"another directory with '{CONVERSIONS}'"
+            ) from None
     _say(f"converting '{gguf}' ({gguf.stat().st_size >> 20} MB) to OpenVINO's IR: once, for seconds to minutes")
     began = time.monotonic()
     try:

@@ -1,7 +1,7 @@
 """The process that converts one GGUF file: `python -m executors.backends.llm.conversion_process FILE`.
 
-FILE is a link in an otherwise empty directory: the library writes what it makes beside it. A process of its own,
-because the library keeps the memory, and its threads the cores, that a conversion takes.
+FILE is a link, or a copy, in an otherwise empty directory: the library writes what it makes beside it. A process of its
+own, because the library keeps the memory, and its threads the cores, that a conversion takes.
 
 The library rounds zero points to whole numbers, which changes what models with Q4_1 weights say: they are put right.
 """

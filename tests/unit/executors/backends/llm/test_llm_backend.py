@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
 from executors.backends.llm.adapters import AdapterNeeds
+from executors.backends.llm.conversion import converted
 from executors.backends.llm.language_model import adapter_directories, added_adapters, find_model
 from executors.backends.llm.llm_backend import completed
 from executors.backends.llm.llm_settings import LlmSettings
@@ -177,6 +179,29 @@ def test_a_file_that_cannot_be_converted_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InternalError, match=r"name another directory with 'charonia.conversions'"):
         find_model(source(tmp_path, **{"charonia.conversions": str(tmp_path / "file" / "made")}))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_file_that_may_not_be_written_is_copied_for_the_converter(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library opens it for writing; repositories are often mounted read-only."""
+    given: list[bool] = []
+
+    def convert(words: list[str], **_options: Any) -> subprocess.CompletedProcess[bytes]:
+        assert Path(words[-1]).read_bytes() == gguf.read_bytes()
+        given.append(Path(words[-1]).is_symlink())
+        (Path(words[-1]).parent / "openvino_model.xml").touch()
+        return subprocess.CompletedProcess(words, 0, b"", b"")
+
+    monkeypatch.setattr("executors.backends.llm.conversion.subprocess.run", convert)
+    monkeypatch.setattr("executors.backends.llm.conversion.os.access", lambda *_: writable)
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
+    gguf = write_gguf(tmp_path / "model.gguf", values)
+    made = converted(gguf, tmp_path / "made")
+    assert given == [writable]
+    assert not (made / "model.gguf").exists()
+    assert gguf.exists()
 
 
 def test_adapters_may_be_added_and_left_out(tmp_path: Path) -> None:
