@@ -108,7 +108,7 @@ serve-llm: $(VENV)/.llm ## the same with a language model and the OpenAI API (do
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # folders that have verbs of their own
-ELSEWHERE := $(addprefix --ignore=tests/,backends plugins llm vllm console)
+ELSEWHERE := $(addprefix --ignore=tests/,backends plugins llm vllm console stack)
 test: $(VENV)/.tested models  ## set everything up and run the tests, but for those of test-long, with a fifth of Hypothesis' examples
 	CHARONIA_TEST_EXAMPLES=0.2 $(BIN)/python -m pytest tests --ignore=tests/e2e $(ELSEWHERE) -m 'not long' -n 5 $(BY_FILE) --durations=15
 	$(BIN)/python -m pytest tests/e2e -m 'not long' -n 4 $(BY_FILE) --durations=15

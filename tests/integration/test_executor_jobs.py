@@ -86,7 +86,7 @@ async def test_jobs_and_keyless_requests_of_one_batch_each_end_as_they_should(tm
 
         told = await journal(bench, "linear")
         (started,) = [fact for fact in told if fact.kind == "started"]
-        assert started == JournalFact("started", (good,), (0,), (), ME, batch_id)
+        assert started == JournalFact("started", (good,), (0,), (), ME, batch_id, use=started.use)
         (ended,) = [fact for fact in told if fact.kind == "ended"]
         assert ended.ids == (good, bad, late)
         assert ended.outcomes == (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED)

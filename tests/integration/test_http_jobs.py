@@ -102,7 +102,7 @@ async def test_two_readers_see_a_job_happen(front: HttpFront, handler: Any) -> N
 
 
 async def test_silence_is_filled(front: HttpFront, handler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(job_routes.add_jobs.__kwdefaults__, "heartbeat_s", 0.01)
+    monkeypatch.setattr(job_routes, "HEARTBEAT_S", 0.01)
     handler.gate.clear()
     location = await submit(front)
     await handler.waiting.wait()
