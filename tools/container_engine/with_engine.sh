@@ -156,4 +156,6 @@ if ! answers; then
     say "a private engine runs in $DIR"
 fi
 have_images || make_stand_ins
+[ -z "$daemon" ] || docker run --rm "${PYTHON_IMAGE:-python:3.11-slim-bookworm}" python3 -c pass > "$DIR/run.log" 2>&1 ||
+    none "containers do not run here: $(tail -n 1 "$DIR/run.log")"
 "$@" 9>&-
