@@ -37,6 +37,7 @@ _FENCE = re.compile(rf"^{MARK.pattern}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```
 _FILE = re.compile(r"^`([\w./-]+)`:\n\n```\w*\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OF_FRAMEWORKS = ("docs/howto/catboost.md", "docs/howto/spacy.md")
 """Pages whose commands need the libraries that `make test-backends` installs; `tests/backends` follows them."""
+_PROGRESS = re.compile(r"^charonia [a-z]+: \d+ of \d+ .*\n", re.MULTILINE)
 _OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null|[\d.]+)')
 _TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)
 _TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DOTALL)
@@ -110,7 +111,11 @@ class Ids:
 
 
 def matches(shown: str, printed: str, ids: Ids, *, other_numbers: bool = False) -> bool:
-    """Whether a page that shows one thing is right about another; learns ids."""
+    """Whether a page that shows one thing is right about another; learns ids. Lines of progress, which come once a
+    second, count only where the page shows some.
+    """
+    if not _PROGRESS.search(shown):
+        printed = _PROGRESS.sub("", printed)
     pattern, shown_numbers, shown_ids = "", [], []
     tokens = _TOKEN_OF_OTHERS if other_numbers else _TOKEN
     for token in tokens.findall(_OF_THE_MOMENT.sub(r"\1...", re.sub(r"\s+", "", shown))):
