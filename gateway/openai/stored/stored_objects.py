@@ -123,8 +123,8 @@ class FileWriter:
         return record
 
     async def abandon(self) -> None:
-        """Delete what was written."""
-        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks)])
+        """Delete what was written, also a chunk whose writing was cut off."""
+        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks + 1)])
 
 
 class StoredFiles:
@@ -188,21 +188,28 @@ class StoredFiles:
 
         Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
         """
-        await writer.flush()
         stream = keys.ending_files(tenant)
-        began_ns = monotonic_ns()
-        entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+        fits = False
         try:
-            count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
-            if count is None:
+            await writer.flush()
+            began_ns = monotonic_ns()
+            entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+            try:
+                count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
+                if count is not None:
+                    raise _full(count, 0)
                 if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
                     raise Unavailable("the upload could not be stored: the log was too slow, try again")
+                fits = True
                 return await writer.end(tenant, filename, purpose)
-        finally:
-            with contextlib.suppress(CharoniaError):
-                await self._log.delete_entries(stream, [entry_id])
-        await writer.abandon()
-        raise _full(count, 0)
+            finally:
+                with contextlib.suppress(CharoniaError):
+                    await self._log.delete_entries(stream, [entry_id])
+        except BaseException:
+            if not fits:  # otherwise it may be a file
+                with contextlib.suppress(CharoniaError):
+                    await writer.abandon()
+            raise
 
     async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int, beside_bytes: int) -> int | None:
         """How many files a tenant has before an upload that does not fit; None for one that fits.
