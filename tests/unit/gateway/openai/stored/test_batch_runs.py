@@ -561,7 +561,8 @@ async def test_results_that_become_files_are_not_counted_twice(world: World, mon
     await world.gateway("one", Long())
     state = await world.ended(batch_id)
     output = await world.files.find(str(state.output_file), "a")
-    assert output.size_bytes > 20_000 and written == [before + output.size_bytes]
+    assert output.size_bytes > 20_000
+    assert written == [before + output.size_bytes]
 
 
 async def test_uploads_and_batches_are_refused_while_results_take_all_the_space(
