@@ -170,7 +170,7 @@ class StoredFiles:
         reserved = self._reserved.get(tenant, [])
         left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved) - beside_bytes
         if len(files) + len(reserved) >= MAX_FILES or left <= 0:
-            raise _full(len(files), len(reserved))
+            raise _full(len(files), len(reserved), beside_bytes)
         limit = min(left, MAX_FILE_BYTES)
         own = limit if size_bytes is None else min(size_bytes, limit)
         self._reserved.setdefault(tenant, reserved).append(own)
@@ -197,7 +197,7 @@ class StoredFiles:
             try:
                 count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
                 if count is not None:
-                    raise _full(count, 0)
+                    raise _full(count, 0, beside_bytes)
                 if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
                     raise Unavailable("the upload could not be stored: the log was too slow, try again")
                 fits = True
@@ -241,7 +241,7 @@ class StoredFiles:
         files = await self.of_tenant(tenant)
         total = sum(record.size_bytes for record in files) + result_bytes
         if not _fits(len(files) + 2 * (batches + 1), total + 1):
-            raise _full(len(files), 0)
+            raise _full(len(files), 0, result_bytes)
 
     async def left_bytes(self, tenant: str) -> int:
         """What a tenant may store beside its files; negative if it has more than it may."""
@@ -282,9 +282,11 @@ def _time_ms(entry_id: bytes) -> int:
     return int(entry_id.partition(b"-")[0])
 
 
-def _full(files: int, uploads: int) -> ApiError:
+def _full(files: int, uploads: int, result_bytes: int) -> ApiError:
     meanwhile = f" and {uploads} uploads are under way" if uploads else ""
-    return ApiError(f"{files} files are stored{meanwhile}, delete some first", status=429, code="storage_exceeded")
+    results = f", batches that run have results of {result_bytes} bytes" if result_bytes else ""
+    message = f"{files} files are stored{meanwhile}{results}: delete files first, or wait for batches to end"
+    return ApiError(message, status=429, code="storage_exceeded")
 
 
 def _chunk(file_id: str, number: int) -> str:

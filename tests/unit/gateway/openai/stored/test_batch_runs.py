@@ -575,11 +575,12 @@ async def test_uploads_and_batches_are_refused_while_results_take_all_the_space(
         async with world.files.capacity("a", 10, beside_bytes=await world.batches.result_bytes("a")):
             pass
     assert full.value.code == "storage_exceeded"
+    assert "batches that run have results of 5000 bytes: delete files" in full.value.message
     writer = world.files.writer()
     await writer.write(b"x")
     with pytest.raises(ApiError):
         await world.files.end_upload(writer, "a", "in", "batch", beside_bytes=await world.batches.result_bytes("a"))
-    with pytest.raises(ApiError, match="delete some"):
+    with pytest.raises(ApiError, match="delete files"):
         await world.files.check_batch("a", 1, await world.batches.result_bytes("a"))
     await world.files.check_batch("b", 1, 0)
 
