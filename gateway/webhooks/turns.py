@@ -34,7 +34,8 @@ class Turns:
         self._of_tenants: Counter[bytes] = Counter()
         self._at_hosts: Counter[bytes] = Counter()
         self._waiting: dict[bytes, dict[bytes, deque[asyncio.Future[None]]]] = {}
-        """By tenant and host, in order of arrival; a host that had a turn goes behind its tenant's other ones."""
+        """By tenant and host, in order of arrival; a tenant that had a turn goes behind the others that have as many,
+        and a host behind its tenant's other ones."""
 
     @asynccontextmanager
     async def turn(self, tenant: bytes, host: bytes) -> AsyncIterator[None]:
@@ -55,8 +56,9 @@ class Turns:
     def _grant(self) -> None:
         while (found := self._next()) is not None:
             tenant, host = found
-            queue = self._waiting[tenant].pop(host)
-            self._waiting[tenant][host] = queue
+            hosts = self._waiting.pop(tenant)
+            self._waiting[tenant] = hosts
+            hosts[host] = queue = hosts.pop(host)
             turn = queue[0]
             self._remove(tenant, host, turn)
             if not turn.done():

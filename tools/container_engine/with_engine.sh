@@ -4,7 +4,9 @@
 # An engine that answers is used. Otherwise, as root on Debian, a private one is started. It listens on a socket in a
 # directory of its own, sets no rule of a firewall, and has ended when this ends, with its containers and images. Debian
 # 12 has no Compose v2: the programs are those of Debian 13, unpacked there. The system gets what they call: runc, tini,
-# iptables. Networks of its containers have no way out, so images are built on the host's network (BUILD_NETWORK).
+# iptables, iproute2. Networks of its containers have no way out, so images are built on the host's network
+# (BUILD_NETWORK). Beside another engine, also one without Compose v2, none is started: they would share containerd and
+# the bridge docker0.
 #
 # Where an image of others cannot be pulled, one of Debian's packages stands for each of them (stand_ins.Dockerfile), in
 # the variables that the compose file has for them.
@@ -45,6 +47,15 @@ mirror() { # of Debian, the one that apt already uses
         sed -n 's:^\(bookworm\|trixie\) \(.*[^/]\)/*$:\2:p' | head -n 1
 }
 
+alone() { # what there is of another engine is not to be changed, and at the end not to be taken for this one's
+    local path taken
+    for path in /run/docker.sock /var/run/docker.sock /run/containerd/containerd.sock /sys/class/net/docker0; do
+        [ ! -e "$path" ] || none "there is $path, of another engine: give that one Compose v2, or remove it"
+    done
+    taken=$(ip -o -4 address show | awk -v of="$SUBNETS." 'index($4, of) == 1 {print $2 " has " $4}')
+    [ -z "$taken" ] || none "the engine's addresses are taken: $taken"
+}
+
 unpack_engine() {
     [ ! -e "$DIR/programs/complete" ] || return 0
     local apt=$DIR/apt
@@ -65,7 +76,7 @@ unpack_engine() {
 mount_cgroups() { # where the system has not
     [ ! -e /sys/fs/cgroup/cgroup.controllers ] && ! grep -q '^cgroup .*\bdevices\b' /proc/mounts || return 0
     local one
-    mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
+    mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup || none "there are no cgroups, and none can be mounted"
     echo /sys/fs/cgroup >> "$DIR/mounted"
     for one in cpuset cpu cpuacct memory devices freezer blkio pids; do
         mkdir "/sys/fs/cgroup/$one"
@@ -104,8 +115,8 @@ clean_up() {
         ip -o -4 address show | awk -v of="$SUBNETS." 'index($4, of) == 1 {print $2}' | xargs -rn 1 ip link delete
         find /sys/fs/cgroup/docker /sys/fs/cgroup/*/docker -depth -type d -exec rmdir {} \;
         find /run/docker /run/containerd /run/runc -depth -type d -empty -delete
+        grep -oE " $DIR/(data|run)/[^ ]*" /proc/mounts | sort -r | xargs -rn 1 umount
     fi > /dev/null 2>&1
-    grep -o " $DIR/[^ ]*" /proc/mounts | sort -r | xargs -rn 1 umount
     [ ! -e "$DIR/mounted" ] || { tac "$DIR/mounted" | xargs -n 1 umount; rm "$DIR/mounted"; }
     [ -n "${CHARONIA_ENGINE_DIR:-}" ] || rm -rf --one-file-system "$DIR"
 }
@@ -149,7 +160,8 @@ if ! answers; then
     [ "$(id -u)" = 0 ] && command -v apt-get dpkg-query >/dev/null || none "no engine answers, and only root on Debian can start one"
     exec 9> /run/lock/charonia-engine # one at a time: networks have the same addresses
     flock -n 9 || { say "waits for another private engine to end"; flock 9; }
-    need runc tini iptables
+    need runc tini iptables iproute2
+    alone
     unpack_engine
     mount_cgroups
     start_engine

@@ -450,6 +450,8 @@ class BatchRuns:
             outcome = run.stop or FAILED
             about["errors"] = [_missing(f"{run.missing}: {left} requests have neither an answer nor an error")]
         name = state.id
+        # from now on its results count as files: with both, a batch of the same tenant would find no space, and stop
+        await self._batches.report(name, counts)
         files = {
             "output_file": await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
             "error_file": await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),

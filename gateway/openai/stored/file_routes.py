@@ -78,12 +78,12 @@ class _Files:
                 raise ApiError("the file is empty", param="file")
             if _expiry(form.fields) != writer.kept_s:
                 raise ApiError("'expires_after' must come before the file in the form", param="expires_after")
+            results = await self._batches.result_bytes(call.caller.tenant)
         except BaseException:
             if writer is not None:
                 await writer.abandon()
             raise
         tenant, purpose = call.caller.tenant, form.fields["purpose"]
-        results = await self._batches.result_bytes(tenant)
         return await self._files.end_upload(writer, tenant, form.filename or "upload", purpose, beside_bytes=results)
 
     async def list(self, call: ApiCall) -> None:

@@ -123,8 +123,8 @@ class FileWriter:
         return record
 
     async def abandon(self) -> None:
-        """Delete what was written."""
-        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks)])
+        """Delete what was written, also a chunk whose writing was cut off."""
+        await self._log.delete_keys([keys.blob(_chunk(self.id, number)) for number in range(self.chunks + 1)])
 
 
 class StoredFiles:
@@ -170,7 +170,7 @@ class StoredFiles:
         reserved = self._reserved.get(tenant, [])
         left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files) - sum(reserved) - beside_bytes
         if len(files) + len(reserved) >= MAX_FILES or left <= 0:
-            raise _full(len(files), len(reserved))
+            raise _full(len(files), len(reserved), beside_bytes)
         limit = min(left, MAX_FILE_BYTES)
         own = limit if size_bytes is None else min(size_bytes, limit)
         self._reserved.setdefault(tenant, reserved).append(own)
@@ -188,21 +188,28 @@ class StoredFiles:
 
         Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
         """
-        await writer.flush()
         stream = keys.ending_files(tenant)
-        began_ns = monotonic_ns()
-        entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+        fits = False
         try:
-            count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
-            if count is None:
+            await writer.flush()
+            began_ns = monotonic_ns()
+            entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
+            try:
+                count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
+                if count is not None:
+                    raise _full(count, 0, beside_bytes)
                 if monotonic_ns() - began_ns > _DECIDED_S * 1_000_000_000:
                     raise Unavailable("the upload could not be stored: the log was too slow, try again")
+                fits = True
                 return await writer.end(tenant, filename, purpose)
-        finally:
-            with contextlib.suppress(CharoniaError):
-                await self._log.delete_entries(stream, [entry_id])
-        await writer.abandon()
-        raise _full(count, 0)
+            finally:
+                with contextlib.suppress(CharoniaError):
+                    await self._log.delete_entries(stream, [entry_id])
+        except BaseException:
+            if not fits:  # otherwise it may be a file
+                with contextlib.suppress(CharoniaError):
+                    await writer.abandon()
+            raise
 
     async def _count_before(self, tenant: str, entry_id: bytes, size_bytes: int, beside_bytes: int) -> int | None:
         """How many files a tenant has before an upload that does not fit; None for one that fits.
@@ -234,7 +241,7 @@ class StoredFiles:
         files = await self.of_tenant(tenant)
         total = sum(record.size_bytes for record in files) + result_bytes
         if not _fits(len(files) + 2 * (batches + 1), total + 1):
-            raise _full(len(files), 0)
+            raise _full(len(files), 0, result_bytes)
 
     async def left_bytes(self, tenant: str) -> int:
         """What a tenant may store beside its files; negative if it has more than it may."""
@@ -275,9 +282,11 @@ def _time_ms(entry_id: bytes) -> int:
     return int(entry_id.partition(b"-")[0])
 
 
-def _full(files: int, uploads: int) -> ApiError:
+def _full(files: int, uploads: int, result_bytes: int) -> ApiError:
     meanwhile = f" and {uploads} uploads are under way" if uploads else ""
-    return ApiError(f"{files} files are stored{meanwhile}, delete some first", status=429, code="storage_exceeded")
+    results = f", batches that run have results of {result_bytes} bytes" if result_bytes else ""
+    message = f"{files} files are stored{meanwhile}{results}: delete files first, or wait for batches to end"
+    return ApiError(message, status=429, code="storage_exceeded")
 
 
 def _chunk(file_id: str, number: int) -> str:

@@ -89,6 +89,19 @@ async def test_the_next_turn_is_for_the_tenant_that_has_the_fewest() -> None:
     await calls.cancel_all()
 
 
+async def test_more_tenants_than_turns_have_one_after_the_other() -> None:
+    calls = Calls(total=4, per_host=4)
+    for n in range(12):
+        await calls.begin(b"%d" % n, b"%d" % n, 20)
+    had = Counter(calls.by_tenant())
+    for _ in range(44):
+        await calls.end(*calls.running[0])
+        had[calls.running[-1][0]] += 1
+    assert len(had) == 12, had
+    assert min(had.values()) >= 3, had
+    await calls.cancel_all()
+
+
 async def test_hosts_of_a_tenant_take_turns() -> None:
     calls = Calls(total=1, per_host=1)
     await calls.begin(b"a", b"x", 3)

@@ -545,6 +545,26 @@ async def test_results_count_as_files_and_a_batch_stops_when_there_are_too_many(
     assert (full.value.status, full.value.code) == (429, "storage_exceeded")
 
 
+async def test_results_that_become_files_are_not_counted_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch beside, which looks at the space in that moment, does not stop."""
+    written: list[int] = []
+    ended = StoredBatches.ended
+
+    async def end(batches: StoredBatches, batch_id: str) -> None:
+        files = sum(record.size_bytes for record in await world.files.of_tenant("a"))
+        written.append(files + await batches.result_bytes("a"))
+        await ended(batches, batch_id)
+
+    monkeypatch.setattr(StoredBatches, "ended", end)
+    batch_id = await world.batch(20, tenant="a")
+    before = sum(record.size_bytes for record in await world.files.of_tenant("a"))
+    await world.gateway("one", Long())
+    state = await world.ended(batch_id)
+    output = await world.files.find(str(state.output_file), "a")
+    assert output.size_bytes > 20_000
+    assert written == [before + output.size_bytes]
+
+
 async def test_uploads_and_batches_are_refused_while_results_take_all_the_space(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -555,11 +575,12 @@ async def test_uploads_and_batches_are_refused_while_results_take_all_the_space(
         async with world.files.capacity("a", 10, beside_bytes=await world.batches.result_bytes("a")):
             pass
     assert full.value.code == "storage_exceeded"
+    assert "batches that run have results of 5000 bytes: delete files" in full.value.message
     writer = world.files.writer()
     await writer.write(b"x")
     with pytest.raises(ApiError):
         await world.files.end_upload(writer, "a", "in", "batch", beside_bytes=await world.batches.result_bytes("a"))
-    with pytest.raises(ApiError, match="delete some"):
+    with pytest.raises(ApiError, match="delete files"):
         await world.files.check_batch("a", 1, await world.batches.result_bytes("a"))
     await world.files.check_batch("b", 1, 0)
 

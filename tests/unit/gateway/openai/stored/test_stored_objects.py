@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +11,12 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.clock import monotonic_ns
+from charonia.errors import Unavailable
+from charonia.eventlog.port import START
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import stored_objects
 from gateway.openai.stored.batch_facts import Counts
-from gateway.openai.stored.stored_objects import CHUNK_BYTES, StoredBatches, StoredFiles
+from gateway.openai.stored.stored_objects import CHUNK_BYTES, FileRecord, StoredBatches, StoredFiles
 
 CREATED: dict[str, Any] = {
     "kind": "created",
@@ -128,6 +131,29 @@ async def test_a_tenant_has_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ApiError):
         async with files.capacity("a"):
             pass
+
+
+@pytest.mark.parametrize("how", ["the log is slow", "the client leaves", "the tenant has too many"])
+async def test_an_upload_that_becomes_no_file_leaves_nothing(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    if how == "the log is slow":
+        monkeypatch.setattr(stored_objects, "_DECIDED_S", -1)
+    elif how == "the tenant has too many":
+        monkeypatch.setattr(stored_objects, "MAX_FILES", 0)
+    else:
+
+        async def cancelled(*_: Any) -> list[FileRecord]:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(files, "of_tenant", cancelled)
+    writer = files.writer()
+    await writer.write(b"x" * (CHUNK_BYTES + 1))
+    with pytest.raises((Unavailable, ApiError, asyncio.CancelledError)):
+        await files.end_upload(writer, "a", "in", "batch")
+    assert writer.chunks == 2
+    assert [await log.blob(f"{writer.id}.{number}") for number in range(2)] == [None, None]
+    assert await log.range(keys.ending_files("a"), START, 10) == []
 
 
 async def test_a_tenant_has_so_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
