@@ -97,7 +97,8 @@ class SchedulerAccount(RuleBasedStateMachine):
         self.running: dict[str, DispatchBatch] = {}
         self.held: dict[str, list[bytes]] = {}
         self.answered: list[bytes] = []
-        self.first_dispatches: list[RequestQueued] = []
+        self.first_dispatches: list[tuple[tuple[int, int, int], int]] = []
+        """Version, level and lane, and the arrival, of requests as they were when they were dispatched first."""
         self.rerun: set[bytes] = set()
         self.delayed: set[bytes] = set()
         self.cancelled: set[bytes] = set()
@@ -199,8 +200,9 @@ class SchedulerAccount(RuleBasedStateMachine):
             assert attempt == self.attempts[request.id] + 1
             self.attempts[request.id] = attempt
             assert request.carrier == self.arrivals[request.id] or request.carrier is None
-            if request.id not in self.rerun:
-                self.first_dispatches.append(request)
+            if request.id not in self.rerun and not request.delayed:
+                place = request.version, request.queue_level, self.lanes[request.id]
+                self.first_dispatches.append((place, self.arrivals[request.id]))
             if block and not request.delayed and request.id not in self.rerun and not self.policy_changes:
                 policy = block.queue_policy(block.level(request.level))
                 timeout_us = policy.timeout_us(request.timeout_us)
@@ -276,12 +278,9 @@ class SchedulerAccount(RuleBasedStateMachine):
         if self.policy_changes:
             return
         seen: dict[tuple[int, int, int], int] = {}
-        for request in self.first_dispatches:
-            if request.delayed:
-                continue
-            key = (request.version, request.queue_level, self.lanes[request.id])
-            assert seen.get(key, 0) < self.arrivals[request.id]
-            seen[key] = self.arrivals[request.id]
+        for place, arrival in self.first_dispatches:
+            assert seen.get(place, 0) < arrival
+            seen[place] = arrival
 
     @invariant()
     def answers_in_order(self) -> None:
