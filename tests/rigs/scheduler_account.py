@@ -26,6 +26,7 @@ MICROSECOND_NS = 1000
 EXECUTORS = ("a", "b", "c")
 VERSIONS = (1, 2)
 HUGE_LEVELS = 2**64 - 1
+TOO_LARGE = "too large"
 
 Shape = tuple[int, int, int, int, int, int | None, int, int]
 """version, level, rows, signature, time-out us, deadline us from now, us it spent on its way, lane."""
@@ -116,6 +117,8 @@ class SchedulerAccount(RuleBasedStateMachine):
         self.in_company = False
         self.was_apart = False
         """Whether the batch that died ran apart."""
+        self.too_large: set[bytes] = set()
+        """The request of a batch of one that could not be sent."""
 
     def make(
         self,
@@ -216,6 +219,8 @@ class SchedulerAccount(RuleBasedStateMachine):
                 assert rejection.reason == "BACKEND"
                 assert request.id in self.responding & self.rerun
                 assert not self.interface.repeatable
+            case ErrorCode.INVALID_ARG if rejection.message == TOO_LARGE:
+                assert request.id in self.too_large
             case ErrorCode.CANCELLED:
                 assert request.id in self.cancelled
             case ErrorCode.DEADLINE_EXCEEDED:
