@@ -1,7 +1,8 @@
 """Measures what the processors of this machine do: how many there are for this process, and what uses them.
 
-Read from the clocks of processes and from `/proc/stat`, about 0.3 ms together, and at most once a second. Elsewhere
-than on Linux nothing is measured.
+Read from the clocks of processes and from `/proc/stat`, about 0.3 ms together, and at most once a second. Which
+processes there are is read every ten seconds, from a file of each of their threads. Elsewhere than on Linux nothing is
+measured.
 """
 
 from __future__ import annotations
@@ -146,18 +147,36 @@ def _clock_of(pid: int) -> int:
 
 
 def _below(proc: Path, pid: int) -> set[int]:
-    """The processes that this one has started, and that those have."""
+    """The processes that this one has started, and that those have. About 7 us for each of their threads: so it opens
+    files itself, which is three times as fast as `Path`.
+    """
     found: set[int] = set()
     left = [pid]
     while left:
-        for task in (proc / str(left.pop()) / "task").glob("[0-9]*/children"):
-            try:
-                children = {int(word) for word in task.read_text().split()} - found
-            except OSError:  # it has ended
-                continue
+        threads = f"{proc}/{left.pop()}/task"
+        try:
+            names = os.listdir(threads)
+        except OSError:  # it has ended
+            continue
+        for name in names:
+            children = {int(word) for word in _read(f"{threads}/{name}/children").split()} - found
             found |= children
             left += children
     return found
+
+
+def _read(path: str) -> bytes:
+    """The beginning of a small file; nothing where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # its process has ended
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def busy_ticks(stat: str, processors: set[int]) -> tuple[int, int, int]:

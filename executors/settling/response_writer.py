@@ -239,8 +239,9 @@ class ResponseWriter:
             return
         done = [one for one in line.part if one.batch in free]
         line.part = [one for one in line.part if one.batch not in free]
-        behind = [one for one in line.waiting if one.batch in free]
-        line.waiting = [one for one in line.waiting if one.batch not in free]
+        waiting = [one for part in line.parts for one in part] + line.waiting
+        behind = [one for one in waiting if one.batch in free]
+        line.waiting = [one for one in waiting if one.batch not in free]
         for batch in free:
             self._apart.pop(batch, None)
         self._count_written(done)

@@ -10,6 +10,7 @@ from scheduler_account import (
     EXECUTORS,
     HUGE_LEVELS,
     MICROSECOND_NS,
+    TOO_LARGE,
     VERSIONS,
     SchedulerAccount,
     Shape,
@@ -26,6 +27,7 @@ from batcher.scheduling.observations import (
     BatchFinished,
     BatchReturned,
     BatchRunning,
+    BatchTooLarge,
     ExecutorLost,
     Observation,
     PolicyChanged,
@@ -224,6 +226,14 @@ class SchedulerMachine(SchedulerAccount):
     def give_back(self, data: st.DataObject) -> None:
         batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
         self.apply(self.scheduler.observe(BatchReturned(batch.batch_id, batch.executor), self.now_ns))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def divide(self, data: st.DataObject) -> None:
+        """A batch has more bytes than the log takes."""
+        batch = self.give_up(data.draw(st.sampled_from(sorted(self.running))))
+        self.too_large = {request.id for request in batch.requests if len(batch.requests) == 1}
+        self.apply(self.scheduler.observe(BatchTooLarge(batch.batch_id, batch.executor, TOO_LARGE), self.now_ns))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), blameless=st.booleans(), in_company=st.booleans())

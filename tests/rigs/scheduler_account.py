@@ -26,6 +26,7 @@ MICROSECOND_NS = 1000
 EXECUTORS = ("a", "b", "c")
 VERSIONS = (1, 2)
 HUGE_LEVELS = 2**64 - 1
+TOO_LARGE = "too large"
 
 Shape = tuple[int, int, int, int, int, int | None, int, int]
 """version, level, rows, signature, time-out us, deadline us from now, us it spent on its way, lane."""
@@ -97,7 +98,8 @@ class SchedulerAccount(RuleBasedStateMachine):
         self.running: dict[str, DispatchBatch] = {}
         self.held: dict[str, list[bytes]] = {}
         self.answered: list[bytes] = []
-        self.first_dispatches: list[RequestQueued] = []
+        self.first_dispatches: list[tuple[tuple[int, int, int], int]] = []
+        """Version, level and lane, and the arrival, of requests as they were when they were dispatched first."""
         self.rerun: set[bytes] = set()
         self.delayed: set[bytes] = set()
         self.cancelled: set[bytes] = set()
@@ -115,6 +117,8 @@ class SchedulerAccount(RuleBasedStateMachine):
         self.in_company = False
         self.was_apart = False
         """Whether the batch that died ran apart."""
+        self.too_large: set[bytes] = set()
+        """The request of a batch of one that could not be sent."""
 
     def make(
         self,
@@ -199,8 +203,9 @@ class SchedulerAccount(RuleBasedStateMachine):
             assert attempt == self.attempts[request.id] + 1
             self.attempts[request.id] = attempt
             assert request.carrier == self.arrivals[request.id] or request.carrier is None
-            if request.id not in self.rerun:
-                self.first_dispatches.append(request)
+            if request.id not in self.rerun and not request.delayed:
+                place = request.version, request.queue_level, self.lanes[request.id]
+                self.first_dispatches.append((place, self.arrivals[request.id]))
             if block and not request.delayed and request.id not in self.rerun and not self.policy_changes:
                 policy = block.queue_policy(block.level(request.level))
                 timeout_us = policy.timeout_us(request.timeout_us)
@@ -214,6 +219,8 @@ class SchedulerAccount(RuleBasedStateMachine):
                 assert rejection.reason == "BACKEND"
                 assert request.id in self.responding & self.rerun
                 assert not self.interface.repeatable
+            case ErrorCode.INVALID_ARG if rejection.message == TOO_LARGE:
+                assert request.id in self.too_large
             case ErrorCode.CANCELLED:
                 assert request.id in self.cancelled
             case ErrorCode.DEADLINE_EXCEEDED:
@@ -276,12 +283,9 @@ class SchedulerAccount(RuleBasedStateMachine):
         if self.policy_changes:
             return
         seen: dict[tuple[int, int, int], int] = {}
-        for request in self.first_dispatches:
-            if request.delayed:
-                continue
-            key = (request.version, request.queue_level, self.lanes[request.id])
-            assert seen.get(key, 0) < self.arrivals[request.id]
-            seen[key] = self.arrivals[request.id]
+        for place, arrival in self.first_dispatches:
+            assert seen.get(place, 0) < arrival
+            seen[place] = arrival
 
     @invariant()
     def answers_in_order(self) -> None:

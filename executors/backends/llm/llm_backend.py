@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-"""The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
-
 
 class LlmBackend(Backend):
     """The backend `llm`."""

@@ -19,7 +19,6 @@ _OF_VLLM = (
 )
 """Inputs besides those of every model that generates text."""
 
-"""The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
 NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model transaction policy"
 
 

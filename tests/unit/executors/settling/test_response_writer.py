@@ -424,6 +424,35 @@ async def test_several_parts_of_the_log_come_back_one_by_one(partly: PartlyAway)
         await first.written()
 
 
+async def test_a_batch_that_waits_no_longer_takes_all_of_its_responses_along(partly: PartlyAway) -> None:
+    """In an ordered batch they are written in several parts, if a request has ended between them."""
+    lost = Written(partly, "a", b"gw")
+    ordered, other = Written(partly, "ordered", b"gw", lost.writer), Written(partly, "b", b"gw-b", lost.writer)
+    worlds = (lost, ordered, other)
+    await begun(partly, *worlds)
+    sent = len(await partly.seen("gw"))
+    lost.settles = lambda: partly.answers(keys.facts("a"))
+    partly.lose(keys.replies("gw"))
+    partly.lose(keys.facts("a"))
+    for world in worlds:
+        world.run.send(0, given(b""), final=False)
+    async with asyncio.timeout(30):
+        await other.written()
+        assert lost.writer._apart.keys() == {lost.streamed, ordered.streamed}
+        lost.run.send(0, None, final=True)
+        ordered.run.send(0, None, final=True)
+        partly.find(keys.replies("gw"))
+        while ordered.streamed in lost.writer._apart:
+            await asyncio.sleep(0)
+        ordered.run.send(1, given(b""), final=False)
+        await ordered.written()
+        assert (await partly.seen("gw"))[sent:] == [(0, 1), (0, 1), (1, 0), (1, 1)]
+        assert lost.settled == {}
+        partly.find(keys.facts("a"))
+        await lost.written()
+    assert lost.writer._apart == {}
+
+
 async def test_a_writer_that_is_closed_while_a_part_of_the_log_is_away_writes_nothing_more(partly: PartlyAway) -> None:
     lost = Written(partly, "a", b"gw-a")
     other = Written(partly, "b", b"gw-b", lost.writer)
