@@ -1,4 +1,4 @@
-"""How many processors the recorded run had, and what used them: what executors said of that (`ProcessorUse`). Pure."""
+"""The processors of a recorded run, and what used them, as its executors reported it (`ProcessorUse`). Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from charonia.facts.processor_use import ProcessorUse
 
 Said = tuple[str, ProcessorUse]
-"""The executor, and what it said."""
+"""The executor, and one of its reports."""
 
 _MIN_NS = 1_000_000_000
 _MIN_BATCHES = 8
-"""An executor that said something for a shorter time, or of fewer batches, tells nothing."""
+"""Reports of an executor count only if they cover this much time and this many batches."""
 _LEAST_LEFT = 0.25
-"""However much others use, so much of the processors is left: the system shares them between all."""
+"""The least share of the processors that the server has: the system divides them among all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ProcessorShares:
 
 @dataclass(slots=True)
 class _Rates:
-    """What one executor's first and last say tell, by second or by ns."""
+    """How the counters of one executor grew between its first and its last report."""
 
     first: ProcessorUse
     last: ProcessorUse
@@ -58,7 +58,7 @@ class _Rates:
 
 
 def shares_of(said: Iterable[Said]) -> tuple[ProcessorShares, ...]:
-    """By machine, in the order of their names; none where too little was said. Amounts are of all models together."""
+    """One for each machine with enough reports, ordered by name. Amounts are of all models together."""
     by_executor: dict[str, list[ProcessorUse]] = {}
     for executor, use in said:
         by_executor.setdefault(executor, []).append(use)
@@ -74,7 +74,7 @@ def shares_of(said: Iterable[Said]) -> tuple[ProcessorShares, ...]:
 def _host(host: str, executors: Sequence[_Rates]) -> ProcessorShares:
     longest = max(executors, key=lambda one: one.ns)
     servers: dict[int, _Rates] = {}
-    for one in executors:  # those of one server all say what it used
+    for one in executors:  # executors of one server report the same use of it
         if one.last.tree not in servers or one.ns > servers[one.last.tree].ns:
             servers[one.last.tree] = one
     server = sum(one.of("server_ns") for one in servers.values())
@@ -92,7 +92,7 @@ def _host(host: str, executors: Sequence[_Rates]) -> ProcessorShares:
 
 
 def shares_text(shares: ProcessorShares) -> str:
-    """In one line."""
+    """The shares in one line, for people."""
     return (
         f"{shares.processors:g} processors of {shares.host}, of which others used {shares.others:.2f}; an execution "
         f"uses {shares.share:.2f} of one, the rest of the server {shares.batch_ns / 1e6:.2f} ms a batch"

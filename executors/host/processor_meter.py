@@ -18,9 +18,9 @@ from charonia.facts.processor_use import ProcessorUse
 
 _EVERY_NS = 1_000_000_000
 _TREE_NS = 10_000_000_000
-"""How long a list of the server's processes is used."""
+"""How long a list of the server's processes is used before it is read again."""
 _MOST_KEPT = 10_000
-"""So many readers are known at once; then all are due again."""
+"""The most pairs of reader and model that are remembered. Beyond it all are forgotten, and so due again."""
 
 
 class ProcessorMeter:

@@ -186,7 +186,7 @@ class StoredFiles:
     ) -> FileRecord:
         """Make an uploaded file visible. Raises a 429 `ApiError`, and deletes it, when the tenant has too many with it.
 
-        Other gateways take uploads, too: of those that end at the same time the ones stay that fit in the log's order.
+        Uploads may end at several gateways at the same time. Then their order in the log decides which of them fit.
         """
         stream = keys.ending_files(tenant)
         fits = False
