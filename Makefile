@@ -29,7 +29,7 @@ NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the r
 export PYTHONDONTWRITEBYTECODE :=
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup compare-triton client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-pages stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test test-long check quick test-newer test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup compare-triton client-examples perf-analyzer model-analyzer genai-perf chat-load openai-suite predictions walk fuzz fuzz-openapi drill overload stack-pages stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -124,6 +124,12 @@ check: $(VENV)/.linted        ## what to run at each step: lint, types, contract
 # the +, which is for recipes that call make, lets its progress be seen at once; with -n it would be executed
 quick: $(VENV)/.tested        # beside lint, types and contracts, because these take one processor
 	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
+
+NEWER_VENV := $(VENV)/newer
+test-newer: models ## under another Python, the tests that need no server and some that start one: NEWER=python3.13
+	@test -n '$(NEWER)' || { echo "say which Python: NEWER=python3.13" >&2; exit 1; }
+	@$(MAKE) --no-print-directory quick VENV=$(NEWER_VENV) PYTHON=$(NEWER)
+	$(NEWER_VENV)/bin/python -m pytest tests/integration/test_tls_fronts.py tests/integration/test_http2.py tests/e2e/test_client_shm.py tests/e2e/test_inprocess.py tests/e2e/test_python_models.py tests/e2e/test_streaming.py -m 'not long' -n 4 $(BY_FILE)
 
 test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/backends -n 2 $(BY_FILE) --durations=15

@@ -46,7 +46,7 @@ commands
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
   executors   ls: who executes, with what, and how much of it is in use
-  route       which version requests get that name none: canaries, matches, shadows; shows and changes the rule
+  route       which version gets the requests that name none: canaries, matches, shadows; shows or changes the rule
   state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
   check       REPOSITORY: find every fault of its models without a server, and mend what is safe to mend (--fix)

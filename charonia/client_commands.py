@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from .client import Client, JobEvent, Result
@@ -26,6 +26,9 @@ _FEW_ATTEMPTS = 4
 
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of NumPy's numbers, each with those of JSON values that it takes."""
+_DECOUPLED = "doesn't support models with decoupled transaction policy"
+"""How a server of either protocol ends its refusal of an inference that `--stream` would make possible."""
+
 _MODEL_COLUMNS = (("model", "name"), ("version", "version"), ("state", "state"), ("reason", "reason"))
 _STATISTICS_COLUMNS = (
     ("model", "name"),
@@ -120,7 +123,12 @@ def _infer(client: Client, options: argparse.Namespace) -> int:
         for result in client.stream(options.model, inputs, **asked):
             _print_result(result, options)
     else:
-        _print_result(client.infer(options.model, inputs, **asked), options)
+        try:
+            _print_result(client.infer(options.model, inputs, **asked), options)
+        except Unsupported as error:
+            if error.message.endswith(_DECOUPLED):
+                raise Unsupported(f"{error.message}: add --stream") from error
+            raise
     return 0
 
 
@@ -252,7 +260,8 @@ def _named(text: str, separator: str, option: str) -> tuple[str, str]:
 
 def _models(client: Client, options: argparse.Namespace) -> int:
     models = client.models()
-    _print(json.dumps(models) if options.json else _table(models, _MODEL_COLUMNS))
+    rows = [{name: value or None for name, value in model.items()} for model in models]  # over gRPC "" for none
+    _print(json.dumps(models) if options.json else _table(rows, _MODEL_COLUMNS))
     return 0
 
 

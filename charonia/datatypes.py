@@ -5,6 +5,7 @@ Pure vocabulary. Encoding of whole tensors is in `charonia.tensors`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -48,9 +49,9 @@ class DataType(Enum):
     @staticmethod
     def of(wire_name: str) -> DataType:
         """The type of a wire name. Raises `InvalidArgument` for any other word."""
-        found = _BY_NAME.get(wire_name)
+        found = DATATYPES.get(wire_name)
         if found is None:
-            raise InvalidArgument(f"invalid datatype '{wire_name}', expected one of {', '.join(_BY_NAME)}")
+            raise InvalidArgument(f"invalid datatype '{wire_name}', expected one of {', '.join(DATATYPES)}")
         return found
 
     @staticmethod
@@ -92,7 +93,9 @@ _TABLE: dict[DataType, tuple[int, object, int]] = {
 for _type, (_number, _dtype, _size) in _TABLE.items():
     _type.number, _type.numpy, _type.size_bytes = _number, np.dtype(_dtype), _size  # type: ignore[call-overload]
 
-_BY_NAME = {t.value: t for t in DataType}
+DATATYPES: Mapping[str, DataType] = {t.value: t for t in DataType}
+"""The types by their wire names, for callers with an error of their own for other words."""
+
 _BY_NUMBER = {t.number: t for t in DataType}
 _BY_DTYPE = {t.numpy: t for t in DataType}
 

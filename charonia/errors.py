@@ -190,7 +190,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def class_of_failure(error: BaseException) -> type[CharoniaError]:
-    """Returns the class of an error that stands for an exception which is none of ours.
+    """Returns the class of the error that stands for an exception in our own code; `error_of_model` is for models.
 
     `Unavailable` where the machine is out of time, memory, threads or descriptors: the same request may succeed later.
     """
@@ -206,6 +206,14 @@ def class_of_failure(error: BaseException) -> type[CharoniaError]:
 def as_error(error: BaseException) -> CharoniaError:
     """Returns an exception that is ours as it is, and for another one an error of `class_of_failure` with its text."""
     return error if isinstance(error, CharoniaError) else class_of_failure(error)(f"{type(error).__name__}: {error}")
+
+
+def error_of_model(error: BaseException) -> CharoniaError:
+    """Returns an exception that a model's code has raised: one that is ours as it is, and for another one an
+    `InternalError` with its text, as Triton does for any. A model that waited in vain, or wanted more memory than there
+    is, has failed: which of its requests would succeed later is not known.
+    """
+    return error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
 
 
 def shed(error: CharoniaError) -> CharoniaError:

@@ -73,7 +73,7 @@ command or script ever names keys of two slots.
     ce                       sorted set of cached responses by when they expire
     of:<file>                record of a file of the OpenAI API; its content is blob:<file>.<number>
     ofl:<tenant>             sorted set of a tenant's files by when they were made
-    ofl:e:<tenant>           stream of the uploads that are being made files, whose order says which fit
+    ofl:e:<tenant>           stream of the uploads that are being made files, whose order says which fit; expires
     ob:<batch>               facts about a batch of the OpenAI API (`gateway.openai.stored.batch_facts`)
     obr:<batch>              results of its lines, deleted when it has ended
     obp:<batch>              how far it is

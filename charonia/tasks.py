@@ -15,6 +15,20 @@ FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
 
 
+MODEL_ERRORS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+"""What code of a model may raise where it is called without `await`: an exit is an error of the model, and so is a
+`CancelledError` of an event loop of its own. They end no thread or loop."""
+
+
+def ends_caller(error: BaseException) -> bool:
+    """Whether an error ends the current task, which is being cancelled or closed. Another `CancelledError` came out of
+    what the task awaited: code of others may let one escape.
+    """
+    task = asyncio.current_task()
+    cancelled = isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
+    return cancelled or isinstance(error, GeneratorExit)
+
+
 class Tasks:
     """The tasks that one part has started and that have not ended: the event loop itself keeps only weak references.
 

@@ -30,6 +30,7 @@ from charonia.facts.events import (
     facts_of,
     pack_fact,
 )
+from charonia.facts.processor_use import BATCHER_APART, BATCHER_HERE
 from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFERENCE, BatchHeader, RequestRecord, Wave
 
@@ -78,7 +79,7 @@ class Intake:
         self._metrics = metrics
         self._link = link
         self.stream = keys.batches(executor)
-        meter = ProcessorMeter(metrics.work)
+        meter = ProcessorMeter(metrics.work, batcher=BATCHER_APART if link is None else BATCHER_HERE)
         self._starts = JournalledStarts(log, executor, meter)
         self._reports = OwnerReports(log, link)
         usage = UsageCounts(metrics)
@@ -218,8 +219,8 @@ class Intake:
             if loaded.pool.streams or sequences is not None:
                 self.return_batch(header, entry_id, f"'{header.model}' takes no waves")
                 return
-            batch = _submitted(records, partial(self._waves_executed, loaded), header, entry_id)
-            batch.settler = self.waves
+            done = partial(self._waves_executed, loaded)
+            batch = SubmittedBatch((), done, header, entry_id, waves=records, settler=self.waves)
             batch.put_columns, batch.take_back = self._payloads.put_columns, self._payloads.take_back
             for wave in records:
                 if wave.lacks_tensors:
@@ -449,7 +450,8 @@ class Intake:
         """A batch has ended here, executed or not: release its tensors that lie elsewhere."""
         assert batch.header is not None
         for wave in batch.waves:
-            wave.release()
+            if wave.payloads or wave.column_at is not None:
+                wave.release()
         taken = self._accepted.get(batch.header.batch_id)
         if taken is not None and taken[0] is batch:
             del self._accepted[batch.header.batch_id]

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
@@ -133,6 +134,8 @@ class ExecutorService:
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)
         self._deployment.before_leaving = self._checkpoints.write
         self._tasks = Tasks()
+        self._orders: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By name: what requests for a model wait for, in turn."""
         self._names: tuple[str, ...] = ()
         self._joined = False
 
@@ -358,6 +361,15 @@ class ExecutorService:
         await self._announcer.announce(fact)
 
     async def _answer(self, request: ModelRequested) -> None:
+        """Carry a request out and answer it: those for one model in the order of the log, as all executors do."""
+        if request.alias:  # of a repository, which waits for instances to end
+            await self._carry_out(request)
+            return
+        order = self._orders.setdefault(request.model, asyncio.Lock())
+        async with order:
+            await self._carry_out(request)
+
+    async def _carry_out(self, request: ModelRequested) -> None:
         decision = self._lifecycle.requested(request)
         error: CharoniaError | None = None
         try:

@@ -79,6 +79,10 @@ if TYPE_CHECKING:
 
 
 _Answer = TypeVar("_Answer")
+_ROUTES_ARE_FIXED = (
+    "routing rules are changed here with --model-control-mode=explicit alone; 'charonia route' changes them in every "
+    "mode"
+)
 
 
 class GatewayService:
@@ -589,7 +593,8 @@ class GatewayService:
 
     async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
         self._refuse_when_draining()
-        self._model_control.check_mode()
+        if not self.loads_by_call():
+            raise Unavailable(_ROUTES_ARE_FIXED)
         return await self._route_control.change(name, wanted)
 
     def registered_models(self) -> dict[str, str]:

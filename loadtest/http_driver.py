@@ -15,8 +15,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
+from charonia.analyzer.http1_lane import AnswerReader, Head, ProtocolError
+
 from .closed_loop import RECONNECT_DELAY_S, Gate, Plan, Recorder
-from .http1 import Head, ProtocolError, ResponseReader
 from .measurement import Tally
 from .model import ELEMENT_SIZES, LoadTestError, Model
 from .payloads import Bodies
@@ -134,7 +135,7 @@ class _Lane(asyncio.Protocol):
 
     def __init__(self, driver: HttpDriver) -> None:
         self._driver = driver
-        self._reader = ResponseReader()
+        self._reader = AnswerReader()
         self._transport: asyncio.Transport | None = None
         self._expected: bytes | None = None
         self.started_ns = 0
@@ -143,7 +144,7 @@ class _Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour, not by class
-        self._reader = ResponseReader()
+        self._reader = AnswerReader()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -127,7 +127,7 @@ class _View:
         self._models: dict[bytes, str] = {}
         self.requests: dict[bytes, RequestQueued] = {}
         for name, one in self._owned.items():
-            for request in _called(one):
+            for request in one.unsettled_calls():
                 self.requests[request.id] = request
                 self._models[request.id] = name
 
@@ -184,15 +184,6 @@ def _ids_of(requests: Sequence[RequestQueued]) -> frozenset[bytes]:
         if request.wave and (wave := wave_of(request)) is not None:
             ids += wave.ids()
     return frozenset(ids)
-
-
-def _called(model: OwnedModel) -> Iterable[RequestQueued]:
-    """The model's unsettled requests that models made; forgets settled ones."""
-    for request_id, request in list(model.called.items()):
-        if model.scheduler.find(request_id) is not request or request.settled:
-            del model.called[request_id]
-        else:
-            yield request
 
 
 _Note = TypeVar("_Note")

@@ -115,6 +115,7 @@ class Submission:
             served = held.get(step.version) or (held[max(held)] if held else None)
             flight.visible.repeatable = served is not None and served.interface.repeatable
         self.flights[flight.id] = flight
+        self._requester.cancels.drop(flight.id)
         return flight
 
     def ask(self, flight: Flight) -> None:
@@ -172,6 +173,10 @@ class Submission:
         if self.cached is not None:
             self.cached.give_up(flight.id)
         self._requester.withdraw(flight)
+
+    def cancel_left(self, model: str, step: bytes) -> None:
+        """A step that another owner asked for is awaited by no request: cancel it unless it has ended meanwhile."""
+        self._requester.cancels.keep(model, step)
 
     def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
         """The step may send `count` responses from now on."""

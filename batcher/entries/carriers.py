@@ -69,15 +69,12 @@ def _readable(entry: Entry) -> list[RequestRecord]:
     return found
 
 
-class CarrierEntry:
+class CarrierEntry(Struct, eq=False, gc=False):
     """A queue entry and how many of its requests are not settled yet."""
 
-    __slots__ = ("entry_id", "remaining", "stream")
-
-    def __init__(self, stream: bytes, entry_id: bytes, remaining: int) -> None:
-        self.stream = stream
-        self.entry_id = entry_id
-        self.remaining = remaining
+    stream: bytes
+    entry_id: bytes
+    remaining: int
 
 
 class Carried(Struct, eq=False, gc=False):
@@ -227,11 +224,11 @@ class Windows:
         stream: bytes,
         entries: Sequence[Entry],
         attempts: Mapping[bytes, int] | None,
-        called: dict[bytes, RequestQueued],
+        called: set[bytes],
     ) -> list[RequestQueued]:
         """The requests of these entries, in order, with their times on the monotonic clock. `attempts`, for entries
         written before this owner, holds the attempt of each request and -1 for settled ones; these are left out. An
-        empty entry is deleted. Requests that models made go into `called` as well.
+        empty entry is deleted. The ids of requests that models made go into `called`.
         """
         now = monotonic_ns()
         offset = now - wall_ns()
@@ -239,7 +236,10 @@ class Windows:
         queued: list[RequestQueued] = []
         for entry in entries:
             lane.after = entry.id
-            work = work_of(entry)
+            try:
+                work = work_in(entry.fields)
+            except InvalidRecord:
+                work = [*_readable(entry)]
             if len(work) == 1 and type(work[0]) is Wave:
                 carrier = CarrierEntry(stream, entry.id, work[0].count)
                 self.in_waves += carrier.remaining
@@ -273,7 +273,7 @@ class Windows:
                         )
                     )
                     if record.lineage is not None and record.lineage.ancestors:
-                        called[record.id] = queued[-1]
+                        called.add(record.id)
             lane.unsettled += carrier.remaining
             lane.entries[entry.id] = None
         return queued

@@ -44,11 +44,17 @@ class EarlyCancels:
         """
         if not self.ids:
             return []
-        opened = [WaveOpened(r.id) for r in queued if r.wave and r.id[:PREFIX_BYTES] in self._prefixes]
-        found = [request.id for request in queued if request.id in self.ids]
-        for request_id in found:
-            self._forget(request_id)
-        return [*opened, *(RequestCancelled(request_id) for request_id in found)]
+        opened: list[RequestCancelled | WaveOpened] = []
+        found: list[RequestCancelled] = []
+        for request in queued:
+            request_id = request.id
+            if request.wave and request_id[:PREFIX_BYTES] in self._prefixes:
+                opened.append(WaveOpened(request_id))
+            if request_id in self.ids:
+                found.append(RequestCancelled(request_id))
+        for one in found:
+            self._forget(one.id)
+        return opened + found
 
     def forget_waves(self, ended: Iterable[RequestQueued]) -> None:
         """Drop the cancels of requests whose wave has ended: they will not come back."""

@@ -147,8 +147,8 @@ class OwnedModel:
         self._bursting = Bursting(log, model, self.windows.has_read)
         self._arrived: list[seen.RequestQueued] = []
         """Requests that arrived in this tick and that the scheduler has not seen."""
-        self.called: dict[bytes, seen.RequestQueued] = {}
-        """Requests that models made, by id; `deadlock_watch` removes settled ones."""
+        self._called: set[bytes] = set()
+        """Requests that models made, by id; `unsettled_calls` removes settled ones."""
         # batches and ends
         self._refusals = Refusals(log, model, batcher.departed.endpoints, self.requests_settled)
         self.condemned = 0
@@ -248,11 +248,11 @@ class OwnedModel:
         return queued
 
     def _read(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
-        known = len(self.called)
-        queued = self.windows.read(stream, entries, attempts, self.called)
+        known = len(self._called)
+        queued = self.windows.read(stream, entries, attempts, self._called)
         if self._is_routed:
             complete_routes(queued)
-        if len(self.called) > known:
+        if len(self._called) > known:
             self._batcher.on_blocking()
         if not isinstance(self.scheduler, ModelScheduler):
             for request in [request for request in queued if request.wave]:
@@ -278,9 +278,11 @@ class OwnedModel:
     def _see(self, queued: list[seen.RequestQueued]) -> None:
         now = monotonic_ns()
         observed: list[seen.Observation] = [*queued]
-        if self._early_cancels.ids or self._bursting.suspects:
+        if self._early_cancels.ids:
+            observed += self._early_cancels.of(queued)
+        if self._bursting.suspects:
             # requests must be marked as suspects before any of them is dispatched
-            observed += [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
+            observed += self._bursting.suspected(queued)
             if not self._arrived:
                 self._bursting.forget_read()
         decisions = self.scheduler.observe_all(observed, now)
@@ -440,6 +442,16 @@ class OwnedModel:
             end = partial(self.log.waves.lease, self.model, holder, 0, 0, _NO_LIMITS)
             await self._insist(end, f"the lease of '{holder}' cannot be ended yet")
 
+    def unsettled_calls(self) -> list[seen.RequestQueued]:
+        """The unsettled requests that models made; settled ones are forgotten."""
+        if self._arrived:  # unknown to the scheduler, and yet not settled
+            self._see_arrived_soon()
+        if self.closed:
+            return []
+        found = [request for one in self._called if (request := self.scheduler.find(one)) and not request.settled]
+        self._called = {request.id for request in found}
+        return found
+
     def unwatched(self) -> list[seen.RequestQueued]:
         """Requests that need not go on once their responses have no reader."""
         # a request with one answer is soon done; a decoupled one may never end
@@ -530,7 +542,9 @@ class OwnedModel:
 
     def observe(self, event: seen.Observation) -> None:
         """Give the scheduler one observation and carry out its decisions."""
-        self._apply(self.scheduler.observe(event, monotonic_ns()))
+        decisions = self.scheduler.observe_all((event,), monotonic_ns())
+        if decisions:
+            self._apply(decisions)
         self.arm()
 
     def _apply(self, decisions: list[Decision]) -> None:
@@ -553,10 +567,37 @@ class OwnedModel:
                 self.spawn(self._forget(decision.runs))
             elif isinstance(decision, ReleaseReplies):
                 self.facts.release(decision.batch_id)
+        if refused and self.dispatched.streams:
+            self.spawn(self._refuse_streams(refused, unwanted))
+            return
         if refused:
             self.spawn(self._refusals.settle(refused))
+        self._stop(unwanted)
+
+    def _stop(self, unwanted: dict[tuple[str, str, bool], bytes]) -> None:
         for (executor, batch_id, gentle), ids in unwanted.items():
             self.dispatched.stop_executions(executor, batch_id, ids, gentle=gentle)
+
+    async def _refuse_streams(self, refused: list[Refused], unwanted: dict[tuple[str, str, bool], bytes]) -> None:
+        """Settle refused requests, and stop their runs. A former owner must not settle a stream that the owner runs:
+        the owner would not learn of it, and the run might never end. Nor must it stop one that is still unsettled, for
+        the executor does not settle that either. Of other requests the first settlement wins, and a run ends by itself.
+        """
+        if await self._still_owns():
+            await self._refusals.settle(refused)
+            self._stop(unwanted)
+        elif not self.closed:
+            self.step_down()
+
+    async def _still_owns(self) -> bool:
+        """Whether the log names this owner; False, too, when the model is given up before it says so."""
+        tokens: list[int] = []
+
+        async def read_token() -> None:
+            tokens.append((await self.log.owner(self.model))[1])
+
+        await self._insist(read_token, f"the owner of '{self.model}' cannot be read yet")
+        return tokens == [self.token]
 
     async def _burst(self, decision: BurstWave) -> None:
         """Replace a wave by its requests; the reader brings them."""

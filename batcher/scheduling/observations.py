@@ -143,8 +143,7 @@ class ExecutorReturned:
     executor: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchFinished:
+class BatchFinished(Struct, frozen=True):
     """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6).
     `tokens` is how many it had, of prompts and answers; 0 if that is not known.
     """

@@ -51,25 +51,41 @@ _LARGEST_SCRAPE_BYTES = 16 << 20
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The command line `words`, the command first; the exit code, 1 when requests failed or a level was not stable.
+    """The command line `words`, the command first; the exit code, 1 when requests failed or a level was not stable, 2
+    for options that cannot be.
 
     Raises `SystemExit` for usage and help, `InvalidArgument` for options that do not fit the model, and the
     `CharoniaError` that a server, or its absence, is.
     """
-    options = parsed(words, environment.get("CHARONIA_URL", ""))
+    try:
+        options = parsed(words, environment.get("CHARONIA_URL", ""))
+    except InvalidArgument as error:
+        _complain(str(error))
+        return 2
     arguments = options.words
     with interrupted_by_signals(), opened(options) as bench:
         described = bench.described
-        results = []
+        results: list[LevelResult] = []
+
+        def take(result: LevelResult) -> None:
+            results.append(result)
+            if arguments.json != "-":
+                _print(bench_report.level_text(described, result))
+
         try:
             for result in bench.results():
-                results.append(result)
-                if arguments.json != "-":
-                    _print(bench_report.level_text(described, result))
+                take(result)
         except KeyboardInterrupt:
-            if not results:
+            if results:
+                _complain("interrupted: the figures are those of the levels before")
+            elif (begun := bench.begun()) is not None:
+                take(begun)
+                count = len(begun.windows)
+                windows = f"the first {count} windows" if count > 1 else "the first window"
+                _complain(f"interrupted: the figures are those of {windows} of the first level")
+            else:
+                _complain("interrupted in the first window of the first level: there are no figures")
                 raise
-            _complain("interrupted: the figures are those of the levels before")
         described.load_average.append(load_average())
     return _show(described, results)
 
@@ -358,14 +374,23 @@ class Bench:
 
     def end(self) -> LevelResult:
         """Stops the load; the level's figures."""
-        words, percentile = self._words, self._options.percentile
         self._workers.ask({"do": "stop"})
+        return self._result()
+
+    def begun(self) -> LevelResult | None:
+        """The figures of a level that was interrupted, None where it has no whole window. Asks the workers nothing:
+        they may be in the middle of an answer.
+        """
+        self._is_stable = False
+        return self._result() if self._windows else None
+
+    def _result(self) -> LevelResult:
+        words, percentile = self._words, self._options.percentile
         figures = joined(self._windows[-stability.AGREEING :])
         limit_ns = words.latency_threshold * 1e6
         # without an answer there is no latency that could be within
         within = not limit_ns or (figures.completed > 0 and figures.judged_ns(percentile) <= limit_ns)
-        intended = self._level if self._options.is_open else 0.0
-        return LevelResult(self._level, self._is_stable, within, tuple(self._windows), figures, intended)
+        return LevelResult(self._level, self._is_stable, within, tuple(self._windows), figures)
 
     def _start(self, level: float) -> None:
         count = len(self._workers)

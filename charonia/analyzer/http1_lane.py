@@ -44,24 +44,34 @@ class ProtocolError(Exception):
 
 
 class Head:
-    """Of an answer: its status, body length in bytes (None: chunked), and whether the connection closes after it."""
+    """Of an answer: its status, body length in bytes (None: chunked), how much of that is JSON (None: all), and whether
+    the connection closes after it.
+    """
 
-    __slots__ = ("close", "length", "status")
+    __slots__ = ("close", "json_length", "length", "status")
 
     def __init__(self, raw: bytes) -> None:
         """Parses a head without its final empty line. Raises `ProtocolError`."""
         lines = raw.split(b"\r\n")
         version, _, rest = lines[0].partition(b" ")
-        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
+        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit() or rest[3:4] not in (b"", b" "):
             raise ProtocolError(f"not an answer of HTTP/1.1: {lines[0][:80]!r}")
         self.status = int(rest[:3])
         self.close = version == b"HTTP/1.0"
         self.length: int | None = -1
+        self.json_length: int | None = None
         for line in lines[1:]:
-            name, _, value = line.partition(b":")
+            name, colon, value = line.partition(b":")
+            if not colon:
+                raise ProtocolError(f"not a header: {line[:80]!r}")
             name, value = name.lower(), value.strip()
-            if name == b"content-length" and value.isdigit() and self.length is not None:
-                self.length = int(value)
+            if name in (b"content-length", b"inference-header-content-length"):
+                if not value.isdigit():
+                    raise ProtocolError(f"bad length in {line[:80]!r}")
+                if name != b"content-length":
+                    self.json_length = int(value)
+                elif self.length is not None:
+                    self.length = int(value)
             elif name == b"transfer-encoding" and value.lower() == b"chunked":
                 self.length = None
             elif name == b"connection":

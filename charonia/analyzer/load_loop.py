@@ -246,6 +246,7 @@ class LoadLoop:
             self._timer.set(self._next_ns if self._left != 0 else 0)
 
     def _dispatch(self, due_ns: int) -> None:
+        self.tally.due += 1
         if self._sequences is not None:
             lane = self._lanes[self._turn % self._sequence_lanes]
             self._turn += 1

@@ -28,7 +28,7 @@ class Tally:
         self.end_ns = self.end_cpu_ns = 0
         self.latencies, self.services, self.first, self.gaps = Durations(), Durations(), Durations(), Durations()
         self.errors: Counter[str] = Counter()
-        self.responses = self.late = self.send_ns = self.receive_ns = 0
+        self.responses = self.due = self.late = self.send_ns = self.receive_ns = 0
 
     def failed(self, error: str) -> None:
         """Counts a request that failed, by the first line of its error."""
@@ -46,7 +46,8 @@ class Tally:
         return {
             "duration": self.end_ns - self.begun_ns, "busy": self.end_cpu_ns - self.cpu_ns,
             "completed": len(self.latencies),
-            "responses": self.responses, "late": self.late, "send": self.send_ns, "receive": self.receive_ns,
+            "responses": self.responses, "due": self.due, "late": self.late, "send": self.send_ns,
+            "receive": self.receive_ns,
             "errors": dict(self.errors), "latency": latency,
             "service": self.services.histogram().packed() if is_open else latency,
             "first": self.first.histogram().packed(), "gaps": self.gaps.histogram().packed(),
@@ -104,14 +105,15 @@ class WindowFigures:
 
     `latency` is from the intended time of sending, `service` from the real one; in a closed loop they are the same.
     `first` and `gaps` are of streams: time to the first response, and between responses. `send_ns` and `receive_ns`
-    are sums; `late` counts requests that left more than 1 ms after their time. `busy_ns` is the processor time of
-    the generator, `busiest` the share of a core of its busiest process.
+    are sums; `due` counts requests whose time came in an open loop, `late` those that left more than 1 ms after it.
+    `busy_ns` is the processor time of the generator, `busiest` the share of a core of its busiest process.
     """
 
     duration_ns: int = 0
     batch: int = 1
     completed: int = 0
     responses: int = 0
+    due: int = 0
     late: int = 0
     send_ns: int = 0
     receive_ns: int = 0
@@ -148,6 +150,7 @@ class WindowFigures:
         self.duration_ns = max(self.duration_ns, tally["duration"])
         self.completed += tally["completed"]
         self.responses += tally["responses"]
+        self.due += tally["due"]
         self.late += tally["late"]
         self.send_ns += tally["send"]
         self.receive_ns += tally["receive"]
@@ -159,7 +162,7 @@ class WindowFigures:
 
     def add_window(self, other: WindowFigures) -> None:
         """Add the window that followed."""
-        for name in ("duration_ns", "completed", "responses", "late", "send_ns", "receive_ns", "busy_ns"):
+        for name in ("duration_ns", "completed", "responses", "due", "late", "send_ns", "receive_ns", "busy_ns"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.batch, self.busiest = other.batch, max(self.busiest, other.busiest)
         self.errors.update(other.errors)

@@ -120,7 +120,7 @@ class Admission:
         without dynamic batching, as those of sequences are.
         """
         batching = self._interface.dynamic_batching
-        return 0 if batching is None else batching.level(priority)
+        return 0 if batching is None or not batching.priority_levels else batching.level(priority)
 
     def _check(self, request: InferenceRequest) -> Admitted:
         interface = self._interface

@@ -1,9 +1,9 @@
 """Sends requests to models through the log, for gateways, models that call models, and ensembles.
 
 A requester packs requests (large tensors out of band), sends them, tracks the open ones and gives each its one visible
-outcome: the first answer decides, later replies are dropped. It finds requests that will get no reply, and notifies
-owners of those that are no longer wanted. The part that uses it decides its policy: who may call, how requests share
-entries, when they end by themselves and what becomes of a lost one (docs/adr/0023).
+outcome: the first answer decides, later replies are dropped. It finds requests that will get no reply, and `cancels`
+notifies owners of those that are no longer wanted. The part that uses it decides its policy: who may call, how requests
+share entries, when they end by themselves and what becomes of a lost one (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from charonia.errors import (
 )
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import START, Entry, Limits, QueueLog, StreamReader, Streams, Work
-from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, facts_of, pack_fact
+from charonia.facts.events import FIELD_FACT, BatchFinished, facts_of
 from charonia.inference import InferenceRequest
 from charonia.tasks import Tasks, periodic
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, records_of, response_id, unpack_response
 
 from .admission import Admitted
+from .cancels import Cancels
 from .entry_packer import EntryPacker, Ids, Spawn, Terms, request_record
 from .payload_transfer import Payloads
 from .waiters import Held, OpenRequest, Waiter
@@ -83,6 +84,7 @@ class Requester(Generic[R]):
         self._tasks = Tasks()
         self._watching = Tasks()
         self.spawn: Spawn = spawn or self._tasks.spawn
+        self.cancels = Cancels(log, self.spawn)
         self._size_bytes = 0
         self.held = Held(max_stream_bytes, max_size_bytes // 2)
         self.ids = Ids()
@@ -91,8 +93,8 @@ class Requester(Generic[R]):
         self._up = True
         self._unanswered: set[bytes] = set()
         self._coming = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set once no caller waits, if anybody waits for that."""
         self.duplicates = 0
         """Counts answers to requests that were answered before, or are not open."""
         self.make_packer = EntryPacker
@@ -131,6 +133,7 @@ class Requester(Generic[R]):
 
     def begin_anew(self) -> None:
         """The log has a new epoch: it knows none of these requests."""
+        self.cancels.forget()
         for request in list(self.requests.values()):
             request.withdrawn = True
             request.failed(LogUnavailable(EPOCH_CHANGED))
@@ -138,13 +141,13 @@ class Requester(Generic[R]):
     async def wait_idle(self) -> None:
         """Returns when no caller waits (drain)."""
         while self.requests or self._coming:
+            self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
     @contextlib.contextmanager
     def waiting_caller(self) -> Iterator[None]:
         """While this context lasts a caller waits whose request is not open yet, or shares the execution of another."""
         self._coming += 1
-        self._idle.clear()
         try:
             yield
         finally:
@@ -152,8 +155,9 @@ class Requester(Generic[R]):
             self._look_idle()
 
     def _look_idle(self) -> None:
-        if not self.requests and not self._coming:
+        if self._idle is not None and not self.requests and not self._coming:
             self._idle.set()
+            self._idle = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +196,7 @@ class Requester(Generic[R]):
     def withdraw(self, request: OpenRequest) -> None:
         """A request is no longer wanted: its model's owner is notified, unless it cannot be in the log."""
         if request.sent and not request.withdrawn:
-            self.spawn(tell_cancelled(self._log, request.model, request.id))
+            self.cancels.send(request.model, request.id)
         request.withdrawn = True
 
     def ask_to_end(self, request: OpenRequest) -> None:
@@ -200,7 +204,7 @@ class Requester(Generic[R]):
         if request.has_ended or request.withdrawn:
             return
         if request.sent:
-            self.spawn(tell_cancelled(self._log, request.model, request.id, gentle=True))
+            self.cancels.send(request.model, request.id, gentle=True)
         else:
             request.failed(Cancelled(""))
 
@@ -222,7 +226,6 @@ class Requester(Generic[R]):
             held = self._full.format(self._size_bytes)
             raise ResourceExhausted(f"{held}, its bound is {self._max_size_bytes}; retry later")
         self._size_bytes += size_bytes
-        self._idle.clear()
 
     def hold(self, size_bytes: int) -> None:
         """Opens a wave; call `release` for it in the end. Raises `ResourceExhausted` when too much is held here."""
@@ -233,7 +236,8 @@ class Requester(Generic[R]):
         """A wave has ended."""
         self._size_bytes -= size_bytes
         self._coming -= 1
-        self._look_idle()
+        if self._idle is not None:
+            self._look_idle()
 
     def packer(self, model: str, level: int, lane: int, tenant: str, *, journalled: bool) -> EntryPacker:
         """The packer for requests with this key, which share entries."""
@@ -293,7 +297,7 @@ class Requester(Generic[R]):
     async def recheck(self, before: Iterable[bytes]) -> None:
         """Check requests that have waited since the last check: settled or unknown ones will get no reply. Jobs are
         answered from their records at once. Others are lost if two checks in a row find them so, without a reply in
-        between or one held back for order. Raises what the log raises.
+        between or one held back for order. Cancels without effect are repeated. Raises what the log raises.
         """
         if not self._up:
             return
@@ -314,17 +318,12 @@ class Requester(Generic[R]):
                 await self.answer_job(request)
             elif request_id in lost:
                 self.lose(request)
+        await self.cancels.repeat()
 
     @staticmethod
     def _lose(request: OpenRequest) -> None:
         request.withdrawn = True
         request.failed(LogUnavailable(OUTCOME_UNKNOWN))
-
-
-async def tell_cancelled(log: Streams, model: str, request_id: bytes, *, gentle: bool = False) -> None:
-    """Notify a model's owner that a request is no longer wanted. If that fails the request still runs."""
-    with contextlib.suppress(CharoniaError):
-        await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id, gentle))])
 
 
 def answers_in(entries: Sequence[Entry], take: Callable[[Reference], Buffer] | None) -> Iterator[ResponseRecord]:

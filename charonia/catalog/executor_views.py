@@ -42,14 +42,15 @@ class ExecutorVersion:
     """One version on one executor: its state, the reason shown in the index, and what it serves while READY.
 
     An announced version (`on_demand`) is READY with no slots: requests are accepted, and the first one loads it. If
-    that load fails it is UNAVAILABLE, and still `on_demand`. `well` is false while its health function says that it is
-    not ready (P6): requests are still accepted.
+    that load fails it is UNAVAILABLE, and still `on_demand`. `unpolled`: as in the fact. `well` is
+    false while its health function says that it is not ready (P6): requests are still accepted.
     """
 
     state: str
     reason: str = ""
     loaded: VersionLoaded | None = None
     on_demand: bool = False
+    unpolled: bool = False
     well: bool = True
     loaded_at: int = 0
     """When it was loaded or announced, counted in facts."""
@@ -134,7 +135,8 @@ def after(fact: VersionFact, known: ExecutorVersion | None, at: int) -> Executor
     if isinstance(fact, VersionFailed):
         if known is not None and known.state == READY and not known.on_demand:
             return known
-        return ExecutorVersion(UNAVAILABLE, fact.message, on_demand=known is not None and known.on_demand)
+        on_demand = known is not None and known.on_demand
+        return ExecutorVersion(UNAVAILABLE, fact.message, on_demand=on_demand, unpolled=fact.unpolled)
     # version 0 stood for a model that had no version to load
     return ExecutorVersion(UNAVAILABLE, fact.reason) if fact.version >= 1 else None
 

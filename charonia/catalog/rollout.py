@@ -43,21 +43,27 @@ def loading(views: Views) -> list[str]:
 
 def all_ready(views: Views, *, awaited: bool) -> bool:
     """R40's strict readiness: no version that should be served failed or is missing; unloaded models do not count. Nor
-    do failed loads on demand: a request for a broken model must not make the server not ready. With `awaited`, versions
-    of an executor that left do not count either, until its successor has loaded them.
+    do failed loads on demand: a request for a broken model must not make the server not ready; and, as in Triton,
+    models whose configuration cannot be used, and ensembles without the models that they need. A load of the same
+    version that failed on another executor counts all the same. With `awaited`, versions of an executor that left do
+    not count either, until its successor has loaded them.
     """
     left: set[tuple[str, int]] = set()
-    tried: set[tuple[str, int]] = set()
+    excused: set[tuple[str, int]] = set()
+    failed: set[tuple[str, int]] = set()
     for view in views:
         for model, version, entry in view.versions:
             if awaited and view.away and entry.loaded is not None:
                 left.add((model, version))
-            elif entry.on_demand and entry.state == UNAVAILABLE:
-                tried.add((model, version))
+            elif entry.state == UNAVAILABLE and (entry.on_demand or entry.unpolled):
+                excused.add((model, version))
+            elif entry.state == UNAVAILABLE and entry.reason != UNLOADED and not view.away:
+                failed.add((model, version))
+    excused -= failed
     return all(
         row.state in (READY, "", UNLOADING)
         or row.reason == UNLOADED
-        or (row.model, row.version) in tried
+        or (row.model, row.version) in excused
         or ((row.model, row.version) in left and (row.state == LOADING or row.reason in AWAITED))
         for row in index(views)
     )

@@ -38,7 +38,10 @@ def _read(path: str) -> bytes | None:
 
 def _failure(error: Any) -> CharoniaError:
     trailers = {name: value for name, value in error.trailing_metadata() or () if isinstance(value, str)}
-    return error_of(error.code().value[0], error.details() or "", trailers)
+    details = error.details() or ""
+    if details.startswith("Received http2 header with status: 4"):  # 5xx are of proxies that do not reach the server
+        details += ": is this the server's HTTP port?"
+    return error_of(error.code().value[0], details, trailers)
 
 
 def _metadata(call: GrpcCall, fixed: Mapping[str, str], headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

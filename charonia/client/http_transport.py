@@ -62,6 +62,8 @@ def _failure(error: Exception) -> CharoniaError:
         return Incomprehensible(words)
     if isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
         return InvalidArgument(words)
+    if isinstance(error, httpx2.RemoteProtocolError) and words.startswith("illegal"):
+        return ConnectionLost(f"the answer is not HTTP/1.1 ({words}): is this the server's gRPC port?")
     return ConnectionLost(f"the connection was lost: {words}")
 
 

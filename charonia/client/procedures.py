@@ -352,7 +352,7 @@ class Procedures:
 
     def _require_jobs(self, what: str, deadline: float | None) -> Procedure[None]:
         if not (yield from self._find_jobs(deadline)):
-            raise OnlyCharonia(f"{what} was asked of a server that has none: only Charonia has jobs")
+            raise OnlyCharonia(f"only Charonia has jobs, and this is another server: it cannot serve {what}")
 
     def _find_jobs(self, deadline: float | None) -> Procedure[bool]:
         """Whether the server is Charonia. It says so by its words for a job that is not there."""

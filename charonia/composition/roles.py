@@ -34,6 +34,7 @@ from charonia.options.role_settings import (
 )
 from charonia.options.values import Values
 from charonia.tasks import Tasks
+from executors.host import owned_folders
 
 from .heartbeat_process import HeartbeatProcess, KeeperTerms
 from .logs import configure_logging
@@ -168,9 +169,7 @@ async def _break_off(starting: asyncio.Task[tuple[dict[str, str], Stop]]) -> Non
     await asyncio.wait([starting], timeout=_UNDO_S)
     if starting.done() and not starting.cancelled():
         return
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(0)
+    _exit(0)
 
 
 def _settle_garbage_collector() -> None:
@@ -386,6 +385,11 @@ async def _end_now(log: EventLog, *, clean: bool) -> None:
     """End the process without the interpreter's orderly end, which would wait for a thread that hangs, or abort."""
     with contextlib.suppress(Exception):
         await log.close()
+    _exit(0 if clean else 1)
+
+
+def _exit(status: int) -> None:
+    owned_folders.remove_rest()  # threads may be removing some of them, and are not waited for
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(0 if clean else 1)
+    os._exit(status)

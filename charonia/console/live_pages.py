@@ -35,7 +35,15 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     "overview": ("tiles", "models_table", "executors"),
     "models": ("models_table",),
     "streams": ("streams_table",),
-    "model": ("model_tiles", "model_control", "model_versions", "model_time", "model_batches", "model_queue"),
+    "model": (
+        "model_tiles",
+        "model_control",
+        "model_versions",
+        "model_route",
+        "model_time",
+        "model_batches",
+        "model_queue",
+    ),
     "jobs": ("jobs_table",),
     "letters": ("letters_table",),
     "request": (
@@ -94,7 +102,7 @@ class LivePages:
             try:
                 if begun_s >= rest_until_s:
                     async with asyncio.timeout(READ_S):
-                        found = await self._live_values(page, asked, viewer, sample)
+                        found = await self._live_values(page, asked, viewer, sample, again=first)
             except CharoniaError as error:
                 yield _event("problem", {"text": error.message})
                 continue
@@ -116,7 +124,9 @@ class LivePages:
                 return
             yield _event("update", update)
 
-    async def _live_values(self, page: str, asked: Mapping[str, str], viewer: Viewer, sample: Sample) -> Values:
+    async def _live_values(
+        self, page: str, asked: Mapping[str, str], viewer: Viewer, sample: Sample, *, again: bool
+    ) -> Values:
         if page in ("overview", "models"):
             return self._overview(sample)
 
@@ -124,7 +134,8 @@ class LivePages:
             return await self._read(page, asked, viewer)
 
         key = (page, viewer, tuple(sorted(asked.items())))
-        found = await self._per_sample.get(sample, key, read)
+        # what was kept before this page was opened may be older than the page, which often follows an action
+        found = await self._per_sample.get(sample, key, read, again=again)
         return self._model(sample, found) if page == "model" else found
 
     async def _read(self, page: str, asked: Mapping[str, str], viewer: Viewer) -> Values:

@@ -7,12 +7,12 @@ jobs, queued requests, streams and dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from charonia import keys
-from charonia.catalog.catalog import EXPLICIT, Catalog, ExecutorView
+from charonia.catalog.catalog import EXPLICIT, LOADING, Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import folded_control
@@ -22,6 +22,8 @@ from charonia.facts.stream_notes import StreamsNote
 from charonia.models.config_forms import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
+from charonia.releases.route_change import summary
+from charonia.releases.route_rule import CANARY, RouteRule, standing_in, without_values
 
 from .cursors import Cursors
 from .viewers import Viewer
@@ -128,9 +130,11 @@ async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: Read
             }
             for row in rows
         ],
+        "route": _route(catalog, model, viewer),
         "config": _config(catalog, model),
         "levels": _levels(catalog, model),
         "explicit": EXPLICIT in catalog.control_modes(),
+        "can_be_unloaded": bool(catalog.held(model)) or any(row.state == LOADING for row in rows),
         "statistics": await _statistics(log, catalog, model, statistics),
         "queue": {**total, "tenants": tenants},
         "lanes": listed["queues"],
@@ -160,6 +164,37 @@ def _config(catalog: Catalog, model: str) -> dict[str, Any]:
     """The configuration of its newest version, as executors completed it; empty if none is loaded."""
     served = catalog.held(model)
     return to_json(served[max(served)].config) if served else {}
+
+
+def _route(catalog: Catalog, model: str, viewer: Viewer) -> dict[str, Any] | None:
+    """Its routing rule in words, and the decisions about it, the latest first; None without a rule.
+
+    Which values of headers choose the candidate is for those who may change the rule. A tenant learns of no other.
+    """
+    rule = catalog.routes.rules.get(model)
+    if rule is None:
+        return None
+    shown = rule if viewer.operates else without_values(rule)
+    if viewer.scoped:
+        shown = replace(without_values(rule), tenants=tuple(filter(viewer.may_see, rule.tenants)))
+    return {
+        "stage": rule.stage,
+        "summary": summary(shown),
+        "missing": _missing(rule, catalog.served(model)),
+        "decisions": [] if viewer.scoped else [asdict(decision) for decision in reversed(rule.history)],
+    }
+
+
+def _missing(rule: RouteRule, served: Collection[int]) -> list[str]:
+    """What becomes of requests for versions of a rule that are not served."""
+    said = []
+    if rule.present not in served and served:
+        said.append(f"version {rule.present} is not served: version {standing_in(rule, served)} gets its requests")
+    if rule.stage == CANARY and rule.candidate not in served:
+        said.append(f"version {rule.candidate} is not served: the present version gets its requests until it is")
+    if rule.shadow and rule.shadow not in served:
+        said.append(f"version {rule.shadow} is not served: it gets no copies until it is")
+    return said
 
 
 def _levels(catalog: Catalog, model: str) -> int:

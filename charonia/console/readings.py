@@ -190,12 +190,14 @@ class PerSample:
         self._found: dict[Hashable, dict[str, Any]] = {}
         self._locks: defaultdict[Hashable, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def get(self, sample: Sample, key: Hashable, read: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """What `read` returns, once for each key and sample."""
+    async def get(
+        self, sample: Sample, key: Hashable, read: Callable[[], Awaitable[dict[str, Any]]], *, again: bool = False
+    ) -> dict[str, Any]:
+        """What `read` returns, once for each key and sample, and `again` if that is asked for."""
         if sample is not self._sample:
             self._sample, self._found, self._locks = sample, {}, defaultdict(asyncio.Lock)
         kept = self._found
         async with self._locks[key]:
-            if key not in kept:
+            if again or key not in kept:
                 kept[key] = await read()
             return kept[key]

@@ -157,7 +157,7 @@ class Waves(Protocol):
         """
 
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
-        """Whether each of these waves is neither settled nor burst."""
+        """Whether the stream still has each of these entries; a wave has its own until it is settled or burst."""
 
     async def queue_entries(self, model: str) -> int:
         """How many entries a model's queues have, with those of running waves and recently settled ones."""
@@ -530,8 +530,8 @@ class Notes(Keys, Protocol):
         """How many members the set has."""
 
     async def keep_until(self, key: bytes, until_us: int) -> None:
-        """Let the set under a key go at a time (microseconds since the epoch), or at the latest one that was said while
-        it had members. Without it the set stays until its last member is dropped.
+        """Have the set or stream under a key expire at a time (microseconds since the epoch); of several calls the
+        latest time counts. Without a call a set stays until its last member is dropped, and a stream for ever.
         """
 
     async def keep_recent(

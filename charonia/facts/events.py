@@ -216,7 +216,11 @@ class ModelExcluded:
 
 @dataclass(frozen=True, slots=True)
 class VersionFailed:
-    """A version could not be loaded on an executor; `message` is the reason the index shows (H40, R21)."""
+    """A version could not be loaded on an executor; `message` is the reason the index shows (H40, R21).
+
+    `unpolled`: its configuration cannot be used, or the models of the ensemble are missing or do not fit, so that
+    Triton would not begin to load it (C52, C62).
+    """
 
     kind: ClassVar[str] = "version_failed"
     executor: str
@@ -224,6 +228,7 @@ class VersionFailed:
     version: int
     error_code: int
     message: str
+    unpolled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,7 +535,7 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 
 _ADDED = frozenset(
     {"reads_waves", "takes_waves", "pid_space", "started_ticks", "gentle", "alias", "directory", "registered", "memory"}
-    | {"tokens", "reads_wave_slots"}
+    | {"tokens", "reads_wave_slots", "unpolled"}
 )
 """Fields added to kinds of an earlier release: left out at their default, as that release would write the fact."""
 

@@ -14,6 +14,8 @@ from charonia.errors import InvalidRecord
 
 Packed = tuple[str | int | float, ...]
 """The fields in their order; a later release may add some at the end."""
+BATCHER_HERE, BATCHER_APART = 1, 2
+"""The batcher is in the executor's process, or in another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,9 @@ class ProcessorUse:
     `busy_ns` is what all processes used of these, without those that give way to the executor. `server_ns` is the part
     of the executor's server: the processes of `charonia serve`, or the executor alone and its children. `tree` is the
     first process of them. `instances_ns` is the part of the executor's instances, which ran for `ran_ns` in so many
-    `batches`, of all models.
+    `batches`, of all models. Executors with equal `shared` use the same processors, in whatever containers of the
+    machine they run. `batcher` says where the batches come from. Both are 0 where they are not known, as in earlier
+    releases.
     """
 
     host: str
@@ -35,6 +39,8 @@ class ProcessorUse:
     instances_ns: int
     ran_ns: int
     batches: int
+    shared: int = 0
+    batcher: int = 0
 
     def packed(self) -> Packed:
         return astuple(self)
@@ -45,11 +51,13 @@ class ProcessorUse:
 
 
 _FIELDS = len(fields(ProcessorUse))
+_LEAST_FIELDS = 9
+"""Of earlier releases: all up to `batches`."""
 
 
 def use_of(packed: Sequence[object]) -> ProcessorUse:
     """Raises `InvalidRecord` for what is none."""
-    if len(packed) >= _FIELDS:
+    if len(packed) >= _LEAST_FIELDS:
         host, processors, *amounts = packed[:_FIELDS]
         if isinstance(host, str) and isinstance(processors, int | float) and processors > 0:
             whole = [one for one in amounts if isinstance(one, int) and one >= 0]

@@ -39,6 +39,16 @@ _GRAMMAR_SYMBOLS = 20_000
 30 ms for a mask. A schema of 1,500 properties fits."""
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 """Small models may otherwise write spaces between two parts of JSON without end."""
+_UNFORCED = '\n%llguidance {"no_forcing": true}'
+"""Ends a grammar. Otherwise the library follows what can come next in one way alone, byte by byte, to its end before
+the first mask: the 15 characters of `(x{2,3}){10000}` then take minutes, and `x{10000000}` takes 4 GB. No bound above
+counts that work. The texts that fit are the same; a forced part may be made of other tokens."""
+_SCHEMA_RULE = "start: %json "
+_IN_SCHEMA = "at 1(8): failed to compile JSON schema: "
+"""How the library begins what it says of a schema in such a rule."""
+_ADDED = re.compile(r"\n +[0-9]+ \| (?:start: %json |%llguidance )")
+"""Lines of a grammar that were added here, in a message of the library."""
+_NO_TOKEN = "NoExtensionBias"
 _SHOWN_CHARACTERS = 300
 _STACK_SIZE = threading.Lock()
 """Held while the stack's size of new threads is another one: Python has one value for all."""
@@ -152,15 +162,20 @@ def _grammar(structured: StructuredOutput, llguidance: Any) -> str:
         return _of_schema(text, llguidance)
     if kind == "regex":
         _bound(len(text), MAX_REGEX_CHARACTERS, "regex", "characters")
-        return str(llguidance.LLMatcher.grammar_from_regex(text))
+        return _of_regex(text, llguidance)
     if kind == "choice":
         choices = orjson.loads(text)
         _bound(len(choices), MAX_CHOICES, "choice", "choices")
         _bound(len(text), MAX_SCHEMA_BYTES, "choice", "characters")
-        return str(llguidance.LLMatcher.grammar_from_regex("|".join(re.escape(choice) for choice in choices)))
+        return _of_regex("|".join(re.escape(choice) for choice in choices), llguidance)
     _bound(len(text), MAX_GRAMMAR_BYTES, "grammar", "characters")
     _bound(text.count(":"), MAX_COLONS, "grammar", "colons")
-    return str(llguidance.LLMatcher.grammar_from_lark(text))
+    return str(llguidance.LLMatcher.grammar_from_lark(text + _UNFORCED))
+
+
+def _of_regex(text: str, llguidance: Any) -> str:
+    made = orjson.loads(llguidance.LLMatcher.grammar_from_regex(text))
+    return str(llguidance.LLMatcher.grammar_from_lark(made["grammars"][0]["lark_grammar"] + _UNFORCED))
 
 
 def _of_schema(text: str, llguidance: Any) -> str:
@@ -172,7 +187,11 @@ def _of_schema(text: str, llguidance: Any) -> str:
         raise ValueError(f"a JSON schema must be an object, got {type(schema).__name__}")
     plain = orjson.dumps(schema).decode()  # without escapes, in which names could hide
     _bound(plain.count('"$ref"') + plain.count('"$dynamicRef"'), MAX_REFERENCES, "json", "references")
-    return str(llguidance.LLMatcher.grammar_from_json_schema(plain, overrides=options))
+    made = str(llguidance.LLMatcher.grammar_from_json_schema(plain, overrides=options))
+    if '"pattern' not in plain:
+        return made
+    whole = orjson.dumps(orjson.loads(made)["grammars"][0]["json_schema"]).decode()
+    return str(llguidance.LLMatcher.grammar_from_lark(_SCHEMA_RULE + whole + _UNFORCED))
 
 
 def _bound(count: int, most: int, kind: str, what: str) -> None:
@@ -181,8 +200,10 @@ def _bound(count: int, most: int, kind: str, what: str) -> None:
 
 
 def _reason(message: str) -> str:
-    """The first lines of the library's message, which may show the whole constraint."""
-    text = " ".join(message.split())
+    """The first lines of the library's message, which may show the whole constraint, without what was added to it."""
+    if message.startswith(_NO_TOKEN):
+        return "no text fits it"
+    text = " ".join(_ADDED.split(message.removeprefix(_IN_SCHEMA))[0].split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 

@@ -57,10 +57,13 @@ class RowState:
 
     `allowed` is a mask of the tokens that may come: bool [vocabulary], or int32 words of 32 bits each, the lowest bit
     first (`grammar.Matcher.mask`); None allows all. `bad_words` are sequences of tokens (`bad_word_sequences`) that
-    must not be completed. None of `end_tokens` comes before the request's `min_tokens`.
+    must not be completed. None of `end_tokens` comes before the request's `min_tokens`. `is_plain`: sampling is greedy,
+    no parameter changes logits, and no log probabilities are wanted; a mask still counts.
     """
 
-    __slots__ = ("_counted", "_counts", "_prompt", "allowed", "bad_words", "emitted", "end_tokens", "parameters")
+    __slots__ = (
+        "_counted", "_counts", "_prompt", "allowed", "bad_words", "emitted", "end_tokens", "is_plain", "parameters",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class RowState:
         self._prompt = np.unique(np.asarray(prompt, np.int64)) if repeats else np.empty(0, np.int64)
         self._counts: dict[int, int] = {}
         self._counted = 0
+        self.is_plain = not bad_words and _is_plain(parameters)
 
     @property
     def index(self) -> int:
@@ -107,14 +111,34 @@ def sample(logits: npt.NDArray[np.float32], rows: Sequence[RowState]) -> list[Sa
     """
     if logits.ndim != 2 or len(logits) != len(rows):
         raise InternalError(f"logits of shape {logits.shape} for {len(rows)} rows")
-    first = np.argmax(logits, axis=1) if len(rows) else ()  # of a row with NaN its place
+    if not rows:
+        return []
+    first = np.argmax(logits, axis=1)  # of a row with NaN its place
+    finite = np.isfinite(logits[np.arange(len(rows)), first])
     found: list[Sampled | CharoniaError] = []
-    for row, state, best in zip(logits, rows, first, strict=True):
+    for at, (state, best, is_finite) in enumerate(zip(rows, first.tolist(), finite.tolist(), strict=True)):
+        if state.is_plain and state.allowed is None and is_finite:
+            found.append(Sampled(best))
+            continue
         try:
-            found.append(_sampled(row, state, int(best)))
+            found.append(_sampled(logits[at], state, best))
         except CharoniaError as error:
             found.append(error)
     return found
+
+
+def _is_plain(parameters: SamplingParameters) -> bool:
+    return not (
+        parameters.temperature
+        or parameters.min_tokens
+        or parameters.presence_penalty
+        or parameters.frequency_penalty
+        or parameters.repetition_penalty != 1.0
+        or parameters.logit_bias
+        or parameters.allowed_token_ids
+        or parameters.logprobs is not None
+        or parameters.logprob_token_ids
+    )
 
 
 def named_candidates(row: Row, token: int, others: Sequence[int]) -> tuple[Candidate, ...]:

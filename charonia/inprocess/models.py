@@ -81,8 +81,7 @@ class Model:
         return control_json.model_metadata(self._host.ask(lambda service: service.model_metadata(*self._key)))
 
     def ready(self) -> bool:
-        """Whether it takes requests. Raises `NotFoundError` for a model that is not known."""
-        self._served()
+        """Whether it takes requests; no model that is unknown or unloaded does."""
         return self._host.ask(lambda service: service.model_ready(*self._key))
 
     def batch_properties(self) -> ModelBatchFlag:

@@ -3,7 +3,8 @@
 Python that runs in a thread takes turns with the loop for the interpreter's lock, and a single call into a native
 library that keeps the lock (a JSON or protobuf parser, NumPy over lists) stops it altogether. Such work is done in a
 process of its own, which starts with its first task and ends when it has had none for a while. Two workers, so that a
-message of 64 MB does not make those of 300 KB wait. Threads are for libraries that let go of the lock, as zlib does.
+message of 64 MB does not make those of 300 KB wait. Threads are for libraries that let go of the lock, as zlib does,
+and for what the kernel copies (`transfers`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from charonia.errors import SERVER_EXITING, CharoniaError, ErrorCode, InternalError, ResourceExhausted, Unavailable
 
 from .handover import Buffer, receive, send
+from .time_slices import follow_processors, name_bulk
 
 OFF_LOOP_BYTES = 64 * 1024
 """What fronts have to parse or write that is larger leaves the event loop. JSON of this size takes up to 10 ms, and
@@ -88,9 +90,14 @@ class Offload:
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_TASKS, idle_s: float = IDLE_S) -> None:
         self._max_bytes = max_bytes
         self._max_tasks = max_tasks
-        begin = _thread_begin()
-        self._workers = (_Worker("charonia-offload", idle_s, begin), _Worker("charonia-offload-large", idle_s, begin))
+        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+        begin, begin_bulk = partial(_begin_thread, processors), partial(_begin_bulk, processors)
+        self._workers = (
+            _Worker("charonia-offload", idle_s, begin, is_large=False),
+            _Worker("charonia-offload-large", idle_s, begin_bulk, is_large=True),
+        )
         self._threads = ThreadPoolExecutor(_THREADS, "offload", begin)
+        self._transfers = ThreadPoolExecutor(_THREADS, "transfers", begin_bulk)
         self.tasks = self.size_bytes = 0
         """What waits or runs now."""
         self.done = self.refused = 0
@@ -118,6 +125,44 @@ class Offload:
         """
         return await self._await(size_bytes, may_refuse, self._threads, lambda: work(*arguments))
 
+    async def transfer(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        """The result of a turn of `transfers.move`, in a thread. A caller that is cancelled waits for the end of a turn
+        that has begun: until then the thread uses the connection and the memory. Raises what the turn raises, and
+        `Unavailable` when it cannot begin.
+        """
+        future = self._submit(self._transfers, lambda: work(*arguments))
+        turn = asyncio.wrap_future(future)
+        try:
+            outcome = await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            if turn.cancelled() and not _is_cancelled():  # this was closed
+                raise Unavailable(SERVER_EXITING) from None
+            if not future.cancel():
+                while not turn.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([turn])
+            raise
+        if not isinstance(outcome, _Failed):
+            return outcome
+        try:
+            raise outcome.error
+        finally:
+            del outcome, future, turn  # as in `_await`
+
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], _T]) -> Future[_T | _Failed]:
+        """Have a thread do this, and report what it returns or raises. Raises `Unavailable` when no thread can be had:
+        then the work is never done.
+        """
+        if self.closed:
+            raise Unavailable(SERVER_EXITING)
+        wanted = [work]
+        del work
+        try:
+            return threads.submit(_outcome, wanted)
+        except RuntimeError:
+            wanted.clear()  # it waits for a thread all the same, with nothing to do
+            raise Unavailable("no thread for large messages can be started") from None
+
     async def _await(self, size: int, may_refuse: bool, threads: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
         if self.closed:
             raise Unavailable(SERVER_EXITING)
@@ -129,13 +174,9 @@ class Offload:
                 f"{self._max_tasks} of {self._max_bytes} bytes; retry later"
             )
         loop = asyncio.get_running_loop()
-        wanted = [work]
+        given = [work]
         del work
-        try:
-            future = threads.submit(_outcome, wanted)
-        except RuntimeError:
-            wanted.clear()  # it waits for a thread all the same, with nothing to do
-            raise Unavailable("no thread for large messages can be started") from None
+        future = self._submit(threads, given.pop())
         self.tasks += 1
         self.size_bytes += size
 
@@ -163,23 +204,36 @@ class Offload:
         self.closed = True
         for worker in self._workers:
             worker.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._transfers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _thread_begin() -> Callable[[], None]:
-    """What a thread does first: it takes the processors that this process may use now. The one that starts it may be
-    kept on a single one by then (`charonia.eventlog.embedded.shared_processor`), on which its work would be in the way.
+def _is_cancelled() -> bool:
+    """Whether the current task is. A frame that it ends in must not hold it: it holds the error that ends it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _begin_thread(processors: set[int], *, is_bulk: bool = False) -> None:
+    """What a thread does first: it takes the processors that this process had. The one that starts it may be kept on a
+    single one of two by then (`charonia.eventlog.embedded.shared_processor`), on which its work would be in the way;
+    that in bulk leaves it to those who are kept.
     """
-    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     if len(processors) != 2:  # with others none is kept
-        return lambda: None
+        return
+    with contextlib.suppress(OSError):  # the system takes them away meanwhile
+        kept = os.sched_getaffinity(0)
+        if len(kept) == 1:
+            os.sched_setaffinity(0, (processors - kept if is_bulk else set()) or processors)
 
-    def begin() -> None:
-        with contextlib.suppress(OSError):  # the system takes them away meanwhile
-            if len(os.sched_getaffinity(0)) == 1:
-                os.sched_setaffinity(0, processors)
 
-    return begin
+def _begin_bulk(processors: set[int]) -> None:
+    """What a thread does first that copies large messages. The worker for large tasks inherits the processors of the
+    thread that starts it.
+    """
+    name_bulk()
+    _begin_thread(processors, is_bulk=True)
+    follow_processors(os.getpid())
 
 
 def _environment() -> dict[str, str]:
@@ -191,8 +245,9 @@ def _environment() -> dict[str, str]:
 class _Worker:
     """One process and the thread that talks to it."""
 
-    def __init__(self, name: str, idle_s: float, begin: Callable[[], None]) -> None:
+    def __init__(self, name: str, idle_s: float, begin: Callable[[], None], *, is_large: bool) -> None:
         self._idle_s = idle_s
+        self._is_large = is_large
         self.thread = ThreadPoolExecutor(1, name, begin)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -238,6 +293,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-P", "-m", "charonia.offload.worker", str(theirs.fileno())]
+            words.append("large" if self._is_large else "small")
             try:
                 process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environment()

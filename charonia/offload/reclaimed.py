@@ -11,6 +11,8 @@ import mmap
 import threading
 from queue import SimpleQueue
 
+from .time_slices import name_bulk
+
 _MIN_BYTES = 1 << 20
 """Less is freed in 0.2 ms: handing it over costs as much."""
 
@@ -96,6 +98,7 @@ def _start() -> None:
 
 
 def _reclaim() -> None:
+    name_bulk()
     while True:
         dropped = _dropped.get()
         # its views end in the same garbage collection, which gave up the lock in between: the last of them unmaps it

@@ -17,6 +17,10 @@ LOOP_SLICE_NS = 100_000
 WORK_SLICE_NS = 100_000_000
 """Of work in bulk: the longest that the kernel knows."""
 
+BULK = "charonia-bulk"
+"""Name of threads whose work in bulk stays off the processor of an event loop, where there are only two
+(`charonia.eventlog.embedded.shared_processor`); at most 15 bytes."""
+
 _NICE = 5
 """Small calls of others go first where processors are short."""
 _FIRST_TO_END = b"600"
@@ -49,6 +53,26 @@ def set_time_slice(slice_ns: int, *, inherited: bool, thread: int = 0) -> bool:
         return bool(ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def name_bulk() -> None:
+    """Call the calling thread `BULK`, where threads have such names."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
+        file.write(BULK.encode())
+
+
+def follow_processors(process: int) -> None:
+    """Let a thread that is named `BULK`, and has one processor, use those of a process's main thread, if these are two.
+
+    The thread that started this one may have been kept on one processor then, and this one inherited that. Who lifts it
+    finds threads by their name, so it overlooks a thread without the name: such a thread calls this once it has it.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    with contextlib.suppress(OSError):
+        processors = os.sched_getaffinity(process)
+        if len(processors) == 2 and len(os.sched_getaffinity(0)) == 1:
+            os.sched_setaffinity(0, processors)
 
 
 def work_in_bulk(*, ends_first: bool) -> None:

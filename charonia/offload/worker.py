@@ -25,7 +25,7 @@ from charonia.errors import CharoniaError, InternalError
 
 from .handover import Buffer, receive, send
 from .reclaimed import unmap_where_it_ends
-from .time_slices import work_in_bulk
+from .time_slices import follow_processors, name_bulk, work_in_bulk
 
 _HELD_S = 1.0
 """From the end of a task until its memory is free at the latest, as far as the worker is concerned."""
@@ -33,11 +33,14 @@ _HELD_S = 1.0
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket with this descriptor until its other end is closed."""
+def main(descriptor: int, *, is_large: bool) -> None:
+    """Serve the socket with this descriptor until its other end is closed. `is_large`: only large tasks come."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the whole process group: the owner still has tasks
         signal.signal(number, signal.SIG_IGN)
     work_in_bulk(ends_first=True)
+    if is_large:
+        name_bulk()
+        follow_processors(os.getppid())
     unmap_where_it_ends()
     gc.disable()  # tasks make millions of objects and no cycles
     known: dict[str, Function] = {}
@@ -74,4 +77,4 @@ def _serve_one(connection: socket.socket, known: dict[str, Function], held: list
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), is_large=sys.argv[2] == "large")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 SOURCES = ("mlserver", "bentoml", "torchserve", "kserve")
 """Servers that `migrate` reads from."""
 
+_OF_ALL = ("--json", "--log-url", "--log-password-file", "--state-dir")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -69,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _audit(commands)
     _usage(commands)
-    _queue(_actions(commands, "queue", "see, hold back and cancel what waits; talks to the log alone"))
+    _queue(_actions(commands, "queue", "see, hold back and cancel queued requests; talks to the log alone"))
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
@@ -77,13 +79,27 @@ def parser() -> argparse.ArgumentParser:
     _state(_actions(commands, "state", "the state of a log: what wrote it, and as a file to take elsewhere"))
     _check(commands)
     _migrate(commands)
-    _trace(_actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)"))
+    _trace(
+        _actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)", ["--json"])
+    )
     return root
 
 
-def _actions(commands: Commands, name: str, text: str) -> Commands:
+def _actions(commands: Commands, name: str, text: str, options: Sequence[str] = _OF_ALL) -> Commands:
+    """A command with actions, which all have these options."""
     command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    for option in options:
+        command.add_argument(option, action=_Misplaced, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+
+class _Misplaced(argparse.Action):
+    """Refuses an option of the actions that stands before the action: its value would be taken for the action."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: object, _values: object, option_string: str | None = None
+    ) -> None:
+        parser.error(f"{option_string} belongs behind the action: {parser.prog} ACTION {option_string}")
 
 
 def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
@@ -149,9 +165,9 @@ def _queue(actions: Commands) -> None:
     command = _add(actions, "inspect", "the requests of a queue in order; running ones stay until they are settled")
     command.add_argument("model")
     command.add_argument("--limit", type=positive, default=50, metavar="N", help="how many (50)")
-    command = _add(actions, "pause", "give out nothing more of a model; requests are still accepted")
+    command = _add(actions, "pause", "dispatch nothing more of a model; requests are still accepted")
     command.add_argument("model")
-    command = _add(actions, "resume", "give out again")
+    command = _add(actions, "resume", "dispatch again")
     command.add_argument("model")
     command = _add(actions, "cancel", "cancel requests that are not settled, running ones included")
     command.add_argument("model")
@@ -209,11 +225,11 @@ def _dead_letters(actions: Commands) -> None:
 
 
 def _executors(actions: Commands) -> None:
-    _add(actions, "ls", "who executes: pool, devices, models in memory, batches given out, heartbeat")
+    _add(actions, "ls", "who executes: pool, devices, models in memory, dispatched batches, heartbeat")
 
 
 def _route(commands: Commands) -> None:
-    text = "which version requests get that name none: canaries that come back by themselves, matches, shadows"
+    text = "which version gets the requests that name none: canaries that roll back by themselves, matches, shadows"
     command = _add(commands, "route", text)
     command.add_argument("model", nargs="?", default="", help="the model; without one, all that have a rule are shown")
     command.add_argument("show", nargs="?", choices=("show",), help="only show the rule (so does naming no change)")
@@ -284,7 +300,7 @@ def _state(actions: Commands) -> None:
 
 
 def _trace(actions: Commands) -> None:
-    text = "where the time of traced requests went: means in microseconds, by model and by who asked it"
+    text = "where the time of traced requests went: means in microseconds, by model and by caller"
     command = actions.add_parser("summary", help=text, description=text, allow_abbrev=False)
     command.add_argument("--json", action="store_true", help="print one JSON document")
     command.add_argument("--model", action="append", default=[], help="only requests to this model; repeatable")

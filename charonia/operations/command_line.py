@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InvalidRecord, StartupError
+from charonia.errors import CharoniaError, InvalidArgument, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState
 
@@ -328,7 +328,11 @@ def _check(options: argparse.Namespace) -> None:
         elif not options.all and not options.what:
             problem = "name dead letters, or take all with --all"
     elif options.command == "route":
-        wanted = routes.wanted_of(options)
+        wanted: Mapping[str, Any] = {}
+        try:
+            wanted = routes.wanted_of(options)
+        except InvalidArgument as error:
+            problem = error.message
         if options.clear and wanted:
             problem = "--clear takes the rule away and goes with no other option"
         elif options.show and (options.clear or wanted):

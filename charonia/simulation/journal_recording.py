@@ -70,7 +70,7 @@ class JournalRecording:
         match fact.kind:
             case "accepted":
                 for request_id in fact.ids:
-                    self._requests[request_id] = RecordedRequest(now_ns)
+                    self._requests[request_id] = RecordedRequest(now_ns, journalled=True)
             case "batched" | "started":
                 if fact.use is not None:
                     self._said.append((fact.executor, fact.use))

@@ -28,7 +28,7 @@ class RecordedRequest:
 
     `level` is the priority as sent, `timeout_us` the caller's queue time-out. `batch` names the batch it ran in, of
     `executor`; `started_ns` and `computed_ns` are the beginning and the end of that batch, `ended_ns` when its answer
-    had arrived.
+    had arrived. `journalled`: its attempt was written to the log before it ran.
     """
 
     arrived_ns: int
@@ -43,6 +43,7 @@ class RecordedRequest:
     computed_ns: int = 0
     ended_ns: int = 0
     outcome: Outcome = Outcome.LOST
+    journalled: bool = False
 
     @property
     def ran(self) -> bool:

@@ -39,6 +39,10 @@ _FEW = 0.05
 """If more than this share of the executions would be stalls, none is: then the model itself is so."""
 _OFTEN = 30
 """So many executions of a size tell how far they spread."""
+_APART = 0.5
+"""What it costs that batcher and executor are two processes, which hand batches and reports over through the log, as a
+share of what a passage through the log costs otherwise: a slow machine is slow in both. Measured: ADR 0057.
+"""
 _MIN_SEEN = 8
 """A delay on the way with fewer observations is taken as none."""
 
@@ -105,11 +109,24 @@ class WayFit:
     turn_ns: tuple[int, ...] = (0,)
     tail_ns: tuple[int, ...] = (0,)
 
+    def with_batcher(self, factor: float, in_service_ns: float = 0.0) -> WayFit:
+        """The way with the batcher elsewhere, so that from an arrival to the beginning of its batch it takes `factor`
+        times as long where an instance is free: a lead and half a turn. Orders and reports, halves of a turn, both take
+        as much longer, or shorter. So much of the turn was recorded as part of executions as `in_service_ns` says.
+        """
+        begins_after_ns = median(self.lead_ns) + (median(self.turn_ns) + in_service_ns) / 2
+        more_ns = round(2 * (factor - 1) * begins_after_ns)
+        if more_ns >= 0 or any(self.turn_ns):
+            return replace(self, turn_ns=tuple(max(0, ns + more_ns) for ns in self.turn_ns))
+        # of no turn anything is known: the leads have in them what an order takes
+        return replace(self, lead_ns=tuple(max(0, ns + more_ns // 2) for ns in self.lead_ns))
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """All of a model. `first_ns` and `last_ns` are the first and the last arrival that is simulated: of those whose end
     the recording has. `pauses` are those that the stalls of executions and of the way show, in order of time.
+    `journalled` is the share of requests whose attempt was written to the log before they ran.
     """
 
     service: ServiceFit
@@ -117,6 +134,15 @@ class Fit:
     first_ns: int = 0
     last_ns: int = 0
     pauses: tuple[Pause, ...] = ()
+    journalled: float = 0.0
+
+    @property
+    def apart(self) -> float:
+        """How many times as long it takes until a batch begins, and as much of the processors the server uses for it,
+        with the batcher in a process of its own as with it in the executor's. There a request passes the log with its
+        arrival, and once more if it is journalled.
+        """
+        return 1 + _APART / (1 + self.journalled)
 
     @property
     def requests_per_batch(self) -> float:
@@ -187,7 +213,9 @@ def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
     leads, turns, stalls = _way(batches, interface, slots, clock_ns2)
     pauses = pauses_of((*service.stalls, *stalls), batches)
     tails = tuple(map(round, _sharpened(tails, clock_ns2)))
-    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals), pauses)
+    ran = [one.journalled for one in recorded.requests if one.ran]
+    journalled = sum(ran) / max(1, len(ran))
+    return Fit(service, WayFit(leads, turns, tails or (0,)), min(arrivals), max(arrivals), pauses, journalled)
 
 
 def service_fit(batches: Sequence[RecordedBatch], clock_ns2: float = 0.0) -> ServiceFit:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from charonia import keys
@@ -25,6 +26,7 @@ from charonia.operations.queued import known_models, must_be_known
 from charonia.operations.trace_files import read_trace_file
 
 from .journal_recording import JournalRecording
+from .processor_shares import Said, are_started_apart, is_batcher_apart
 from .recorded_requests import RecordedRequest, Recording
 from .simulate_options import parser, questions_of, window_ns
 from .simulated_run import Setting
@@ -114,7 +116,7 @@ def _recorded(
     if options.trace:
         found = trace_recordings([read_trace_file(name) for name in options.trace], options.model)
         interfaces = _interfaces(options, environment, sorted(found))
-        return [(found[model], _setting(found[model], interfaces[model])) for model in sorted(found)]
+        return [(found[model], traced_setting(found[model], interfaces[model])) for model in sorted(found)]
     url, password_file = log_place(options, environment, default_state_dir)
     return asyncio.run(_of_journals(options, url, password_file))
 
@@ -122,10 +124,19 @@ def _recorded(
 # -- trace files and configurations ------------------------------------------------------------------------------------
 
 
-def _setting(recorded: Recording, interface: ModelInterface) -> Setting:
+def traced_setting(recorded: Recording, interface: ModelInterface) -> Setting:
+    """What trace files tell of how the model was served."""
     executors = max(1, recorded.executors)
-    # an executor with the batcher in its process is given no batch ahead, as `serve` has it by default
-    return Setting(interface, executors, _instances(interface), 0 if executors == 1 else 1)
+    # where no executor says it: as `serve` has it by default
+    setting = Setting(interface, executors, _instances(interface), 0 if executors == 1 else 1)
+    return _with_batcher(setting, recorded.said)
+
+
+def _with_batcher(setting: Setting, said: Sequence[Said]) -> Setting:
+    """The batcher where it was, if that is known: an executor with it in its process is given no batch ahead."""
+    is_apart = is_batcher_apart(said)
+    prefetch = setting.prefetch if is_apart is None else int(is_apart)
+    return replace(setting, prefetch=prefetch, keeps_apart=are_started_apart(said))
 
 
 def _instances(interface: ModelInterface) -> int:
@@ -185,7 +196,8 @@ async def _of_journals(options: argparse.Namespace, url: str, password_file: str
             recorded = await journal_of(log, model, _after(options))
             setting = served_setting(catalog, model)
             if setting is not None and any(one.ran for one in recorded.requests):
-                found.append((recorded, setting))
+                # executors may have been started again since
+                found.append((recorded, _with_batcher(setting, recorded.said)))
         return found
     finally:
         await log.close()

@@ -10,6 +10,7 @@ from .what_if import WhatIf, duration_us, what_if
 
 _FLAGS = (
     ("executors", "+N|N", "so many more executors, or so many"),
+    ("batcher", "WHERE", "separate: in a process of its own, also with one executor; colocated: in that one's process"),
     ("instances", "+N|N", "instances of the model at each executor"),
     ("delay", "TIME", "max_queue_delay: 5ms, 500us"),
     ("max-batch", "N", "max_batch_size"),

@@ -50,7 +50,8 @@ _ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches. All
+    """A model and what it runs on: `executors` with `instances` each, which may hold `prefetch` further batches. With
+    `keeps_apart` a single executor, too, has its batcher in another process, and is given a batch ahead. All
     instances share `cores`; with 0, those of each of `machines`, on which the executors are in turn. Without either
     none is slowed by the others.
     """
@@ -62,6 +63,26 @@ class Setting:
     lane_weights: dict[int, int] = field(default_factory=dict)
     cores: float = 0.0
     machines: tuple[ProcessorShares, ...] = ()
+    keeps_apart: bool = False
+
+
+def rearranged(before: Setting, after: Setting, fit: Fit) -> tuple[Setting, Fit]:
+    """`after`, and the fit to a recording of `before`, as they are with the batcher where `after` has it: at the
+    executor if that is given no batch ahead, otherwise in a process of its own. Then ways between the two take longer,
+    and the server uses more of the processors for a batch.
+    """
+    if bool(after.prefetch) == bool(before.prefetch):
+        return after, fit
+    in_service_ns = mean([_in_service_ns(one, fit) for one in before.machines] or [0.0])
+    factor = fit.apart if after.prefetch else 1 / fit.apart
+    way = fit.way.with_batcher(factor, in_service_ns)
+    machines = tuple(replace(one, batch_ns=one.batch_ns * factor) for one in after.machines)
+    return replace(after, machines=machines), replace(fit, way=way)
+
+
+def _in_service_ns(shares: ProcessorShares, fit: Fit) -> float:
+    """How much of a recorded execution is on the way: in a journal it lasts from its dispatch to its settlement."""
+    return min(max(0.0, fit.service.mean_ns - shares.run_ns), shares.batch_ns) if shares.run_ns else 0.0
 
 
 class _Machine:
@@ -76,9 +97,7 @@ class _Machine:
         """By the name of a piece of work: what happens after it, and how much later."""
         way = fit.way
         self._lead_ns, turn_ns, tail_ns = (max(0.0, mean(of)) for of in (way.lead_ns, way.turn_ns, way.tail_ns))
-        longer_ns = fit.service.mean_ns - shares.run_ns if shares.run_ns else 0.0
-        self._in_service_ns = round(min(max(0.0, longer_ns), shares.batch_ns))
-        """How much of a recorded execution is on the way: in a journal it lasts from its dispatch to its settlement."""
+        self._in_service_ns = round(_in_service_ns(shares, fit))
         self._end_ns = turn_ns + tail_ns + self._in_service_ns
         on_the_way_ns = self._on_the_way_ns(fit.requests_per_batch)
         self.way_share = min(1.0, shares.batch_ns / on_the_way_ns) if on_the_way_ns else 0.0

@@ -16,7 +16,7 @@ from .processor_shares import ProcessorShares, shares_of, shares_text
 from .recorded_requests import Outcome, RecordedRequest, Recording, batches_of, begun_in_turn
 from .run_figures import COMPARED, errors, figures
 from .service_times import Fit, fitted
-from .simulated_run import Setting, simulated
+from .simulated_run import Setting, rearranged, simulated
 from .what_if import WhatIf, changed, settings_text
 
 RATHER_WRONG_PERCENT = 15.0
@@ -45,7 +45,8 @@ def model_document(
     found: list[dict[str, Any]] = []
     for question in questions:
         then, at = changed(setting, kept, question)
-        after = simulated(at, then, fit, seed)
+        then, fit_then = rearranged(setting, then, fit)
+        after = simulated(at, then, fit_then, seed)
         found.append(
             {
                 "what_if": question.text,

@@ -36,7 +36,7 @@ def _model(found: Mapping[str, Any]) -> str:
         ("fit", fit_text(found["fit"])),
         *(("processors", shares_text(ProcessorShares(**one))) for one in found["processors"]),
     ]
-    about = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows)
+    about = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows).replace("\n", "<br>")
     plots = [_latency_card(found), _time_card(found), _size_card(found), _fit_card(found)]
     return (
         f'<div class="card"><h2>{escape(found["model"])}</h2><dl>{about}</dl>{notes}</div>'

@@ -77,6 +77,7 @@ def _request(traced: _Traced, file: int) -> RecordedRequest | None:
         tenant=str(about.get("charonia.tenant", "")),
         timeout_us=_number(about.get("charonia.timeout_us", 0)),
         executor=executor,
+        journalled=bool(_number(about.get("charonia.journalled", 0))),
         ended_ns=stamps.get(REQUEST_END, 0),
     )
     if COMPUTE_START not in stamps or COMPUTE_END not in stamps:

@@ -1,6 +1,6 @@
 """What-if questions: changes of a model's setting and load, as words, and what they make of it. Pure.
 
-    instances=2 executors=+1 cores=4 delay=5ms max-batch=16 preferred=4,8 rate=x3
+    instances=2 executors=+1 batcher=separate cores=4 delay=5ms max-batch=16 preferred=4,8 rate=x3
     policy=max-queue:64,timeout:20ms,action:reject
 
 A word may name the only model it is about, as in `resnet:instances=2`.
@@ -19,7 +19,7 @@ from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutActi
 from .recorded_requests import RecordedRequest
 from .simulated_run import Setting
 
-NAMES = ("executors", "instances", "delay", "max-batch", "preferred", "cores", "rate", "policy")
+NAMES = ("executors", "batcher", "instances", "delay", "max-batch", "preferred", "cores", "rate", "policy")
 _UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "": 1e3}
 _MOST = 10_000
 _MAX_RATE = 1000.0
@@ -93,11 +93,25 @@ def _check(change: Change) -> None:
 
 
 def _executors(setting: Setting, value: str) -> Setting:
-    """A single executor has the batcher in its process and is given no batch ahead, several are, as `serve` has it."""
+    """A single executor has the batcher in its process and is given no batch ahead, several are, as `serve` has it;
+    unless the executors were started apart, as their batcher is then.
+    """
     executors = _counted("executors", setting.executors, value)
     if executors == setting.executors:
         return setting
-    return replace(setting, executors=executors, prefetch=0 if executors == 1 else max(1, setting.prefetch))
+    hosts = executors == 1 and not setting.keeps_apart
+    return replace(setting, executors=executors, prefetch=0 if hosts else max(1, setting.prefetch))
+
+
+def _batcher(setting: Setting, value: str) -> Setting:
+    """Where the batcher is, as `--batcher` of `serve` has it."""
+    if value not in ("separate", "colocated"):
+        raise InvalidArgument(f"batcher '{value}' is neither separate nor colocated")
+    if value == "separate":
+        return replace(setting, prefetch=max(1, setting.prefetch), keeps_apart=True)
+    if setting.executors > 1 and setting is not _ANY:
+        raise InvalidArgument("batcher=colocated needs executors=1, before it: several executors share one batcher")
+    return replace(setting, prefetch=0, keeps_apart=False)
 
 
 def _instances(setting: Setting, value: str) -> Setting:
@@ -176,6 +190,7 @@ def _with_policy(setting: Setting, block: DynamicBatching, policy: QueuePolicy) 
 
 _APPLY = {
     "executors": _executors,
+    "batcher": _batcher,
     "instances": _instances,
     "delay": _delay,
     "max-batch": _max_batch,

@@ -28,7 +28,7 @@ from charonia.backend import (
     StreamingInstance,
     SubmittingInstance,
 )
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, error_of_model
 from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.tensors import Tensor
 
@@ -332,6 +332,6 @@ async def stream(instance: StreamingInstance, requests: Sequence[ModelRequest]) 
             continue
         if failure is None:
             raise AssertionError(f"execute_stream returned before the final response of request {index + 1}")
-        told = InternalError(f"{type(failure).__name__}: {failure}")
+        told = error_of_model(failure)
         kept.responses[index].append(ModelResponse(error=told))
     return kept.responses

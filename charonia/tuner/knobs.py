@@ -93,8 +93,12 @@ def dimensions(
 def parsed_values(knob: str, text: str) -> list[str]:
     """The words of an option, `1,2,4`. Raises `InvalidArgument` for those that the knob cannot have."""
     values = [word.strip() for word in text.split(",") if word.strip()]
-    if not values or (KEEP in values and len(values) > 1):
+    if not values:
         raise InvalidArgument(f"--{knob} '{text}' is no list of values")
+    if KEEP in values and len(values) > 1:
+        raise InvalidArgument(
+            f"--{knob} '{text}': 'keep' stands alone. The written value is tried beside others by itself"
+        )
     for value in values:
         if value != KEEP:
             _check(knob, value, None)

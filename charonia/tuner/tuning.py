@@ -36,12 +36,17 @@ from .verdict import Score
 
 
 def run(words: Sequence[str], _environment: Mapping[str, str]) -> int:
-    """The command line `words`, the command first; the exit code: 1 when nothing keeps to the limits.
+    """The command line `words`, the command first; the exit code: 1 when nothing keeps to the limits, 2 for options
+    that cannot be.
 
     Raises `SystemExit` for usage and help, `KeyboardInterrupt` after Ctrl-C with the reports written so far, and the
     `CharoniaError` that makes a run impossible. What a configuration does is no error of the run.
     """
-    options = parsed(words)
+    try:
+        options = parsed(words)
+    except InvalidArgument as error:
+        _say(str(error))
+        return 2
     output = Path(options.words.output)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -357,7 +362,7 @@ class GroupTuning:
             ],
             "front": verdict.front(observations, aim), "base": self._base, "winner": winner,
             "turns": turns, "medians": {name: list(score) for name, score in medians.items()},
-            "reasons": [stays] if stays else self._reasons(winner, changes, turns),
+            "reasons": [stays] if stays else self._reasons(winner, changes, turns, scores[self._base]),
             "changed": {model: text for model in self._tuned if (text := _changes_text(changes, model))},
             "configs": {model: self._config_text(model, config, changes) for model, config in configs.items()},
         }  # fmt: skip
@@ -368,7 +373,7 @@ class GroupTuning:
         return [(*owner, base[owner], value) for owner, value in found.items() if base[owner] != value]
 
     def _reasons(
-        self, winner: str, changes: Sequence[tuple[str, str, str, str]], turns: Sequence[Mapping[str, Any]]
+        self, winner: str, changes: Sequence[tuple[str, str, str, str]], turns: Sequence[Mapping[str, Any]], base: Score
     ) -> list[str]:
         if not winner:
             observations = self._trials.observations
@@ -385,6 +390,8 @@ class GroupTuning:
         named = [(f"{model} {knob}" if several else knob, before, after) for model, knob, before, after in changes]
         seen = verdict.typical_turn(turns, self._base, winner, self._options.aim) or self._trials.observations
         said = verdict.reasons(seen[self._base], seen[winner], named, self._options.aim)
+        if why := verdict.cannot_stay(base):
+            said.insert(1, why)
         if winner != self._base and verdict.overlap(turns, self._base, winner, self._options.aim):
             said.append(
                 "The best round of the configuration as written was as good as the worst of the winner: the difference "

@@ -106,6 +106,13 @@ def has_failed(score: Score) -> bool:
     return score.rank == _FAILED
 
 
+def cannot_stay(base: Score) -> str:
+    """The sentence that the configuration as written, of this score, is beyond a limit and by how much; or empty."""
+    if base.rank != _BEYOND:
+        return ""
+    return f"The configuration as written cannot stay: it is beyond a limit, at {-base.value * 100:.0f} % of it."
+
+
 def failure(observation: Observation) -> str:
     """Why a configuration has no figures, or the most frequent error of its requests; empty if nothing failed."""
     if observation.get("failed"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from msgspec import Struct
 
@@ -194,6 +195,18 @@ class OutputPart(Struct):
         return Tensor(self.name, self.datatype, shape, self.raw[start * self.row_bytes : end * self.row_bytes])
 
 
+def check_parameters(model: str, parameters: Any) -> None:
+    """Raise `InternalError` for response parameters that no reader of the answer would take."""
+    if not isinstance(parameters, dict):
+        raise InternalError(f"model '{model}' gave a {type(parameters).__name__} as response parameters, not a dict")
+    for key, value in parameters.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise InternalError(
+                f"response parameter {key!r} of model '{model}' is a {type(value).__name__}: names are str, values "
+                "str, int, bool or float"
+            )
+
+
 def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the requested ones of a model's outputs for one request, in the order it gave them, with client shapes.
 
@@ -259,9 +272,13 @@ def _reshaped(interface: ModelInterface, spec: TensorSpec, shape: Shape, tail: S
 
 
 def _result(interface: ModelInterface, name: str, results: Mapping[str, Array]) -> Array:
+    if not hasattr(results, "get"):
+        raise InternalError(f"model '{interface.name}' gave a {type(results).__name__}, not arrays by output name")
     array = results.get(name)
     if array is None:
         raise InternalError(f"model '{interface.name}' did not produce output '{name}'")
+    if not hasattr(array, "dtype"):
+        raise InternalError(f"model '{interface.name}' gave a {type(array).__name__} as output '{name}', not an array")
     return array
 
 

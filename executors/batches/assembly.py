@@ -432,7 +432,10 @@ def parts_of(run: Sequence[tuple[int, RequestPlan]], waves: Sequence[Wave], posi
         name = plan.inputs[position].name
         for number, place in enumerate(wave.meta.inputs):
             if place.name == name:
-                parts += wave.parts(number)
+                if wave.references:
+                    parts += wave.parts(number)
+                else:
+                    parts.append(wave.columns[number])
                 break
         else:
             raise InternalError(f"a wave without input '{name}'")

@@ -22,16 +22,17 @@ from charonia.backend import (
     Timings,
 )
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
+from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable, error_of_model
 from charonia.eventlog import port
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.inference import RECEIPT, Parameters
 from charonia.models.interface import ModelInterface
+from charonia.tasks import MODEL_ERRORS, ends_caller
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, pack_failure, pack_response, response_template
 
-from .answers import Put, pack_answers, request_outputs
+from .answers import Put, check_parameters, pack_answers, request_outputs
 from .assembly import (
     Planner,
     RequestPlan,
@@ -243,7 +244,7 @@ class Batch:
                 self._strings.learn(sum([record.meta.size_bytes for _, record in pairs]), results)
         except InstanceDied:
             raise
-        except Exception as error:
+        except MODEL_ERRORS as error:
             alone = (other is not None and self._strings.taken) or getattr(instance, "rows_fail_alone", False)
             if len(run) > 1 and self.steps is None and alone:
                 for single in run:
@@ -261,12 +262,11 @@ class Batch:
             indices = [index for index in indices if self._is_in_bounds(index)]
         self._count(indices, rows, start_wall, (started, joined, inferred), timings)
 
-    def _error_of(self, error: Exception) -> CharoniaError:
+    def _error_of(self, error: BaseException) -> CharoniaError:
         """What callers get for an exception of the model."""
-        if isinstance(error, CharoniaError):
-            return error
-        _log.error("model %r failed to execute a batch", self._model, exc_info=error)
-        return InternalError(f"{type(error).__name__}: {error}")
+        if not isinstance(error, CharoniaError):
+            _log.error("model %r failed to execute a batch", self._model, exc_info=error)
+        return error_of_model(error)
 
     def _without_failed(self, run: list[Planned], outcome: Outcome) -> tuple[list[Planned], Mapping[str, Array]]:
         """Fail the requests with a row that failed; return the others, and the arrays with their rows alone.
@@ -316,7 +316,7 @@ class Batch:
                 instance.execute(empty, wanted)
         except InstanceDied:
             raise
-        except Exception as error:  # no request is affected
+        except MODEL_ERRORS as error:  # no request is affected
             _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
@@ -343,7 +343,9 @@ class Batch:
             responses = await self._call_model(instance, indices, requests)
         except InstanceDied:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if ends_caller(error):
+                raise
             self.fail(indices, self._error_of(error), BACKEND)
             return
         finally:
@@ -416,6 +418,8 @@ class Batch:
                     self.executed.rescheduled.add(index)
                     continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
+                if response.parameters:
+                    check_parameters(self._model, response.parameters)
             except CharoniaError as error:
                 self.fail([index], error, BACKEND)
                 continue
@@ -455,7 +459,9 @@ class Batch:
             await instance.execute_requests(steps.null_requests(like))
         except InstanceDied:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if ends_caller(error):
+                raise
             _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
 
     def check_again(self) -> None:

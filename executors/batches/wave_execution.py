@@ -29,10 +29,11 @@ from charonia.backend import (
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord, error_of_model
 from charonia.eventlog import port
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.refusal_texts import answer_too_large
+from charonia.tasks import MODEL_ERRORS, ends_caller
 from charonia.tensors import Buffer, Tensor, check_bytes_elements, object_array, split_bytes_elements
 from charonia.wire import (
     Reference,
@@ -251,8 +252,14 @@ class WaveBatch:
 
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[tuple[int, RequestPlan]]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
-        waves = [self._waves[index] for index, _ in run]
-        rows = sum([plan.rows * wave.count for (_, plan), wave in zip(run, waves, strict=True)])
+        waves: list[Wave] = []
+        indices: list[int] = []
+        rows = 0
+        for index, plan in run:
+            wave = self._waves[index]
+            waves.append(wave)
+            indices.append(index)
+            rows += plan.rows * wave.count
         plan = run[0][1]
         try:
             arrays = {
@@ -267,7 +274,6 @@ class WaveBatch:
                 self._run_singly(instance, workspace, run)
             return
         joined = monotonic_ns()
-        indices = [index for index, _ in run]
         timings = None
         sizes = getattr(instance, "batch_sizes", ()) if self._interface.batching else ()
         outputs = plan.outputs
@@ -295,14 +301,13 @@ class WaveBatch:
                 self._planner.strings.learn(sum([wave.meta.size_bytes * wave.count for wave in waves]), results)
         except InstanceDied:
             raise
-        except Exception as error:
+        except MODEL_ERRORS as error:
             if rows > plan.rows and getattr(instance, "rows_fail_alone", False) and not self._any_answered(indices):
                 self._run_singly(instance, workspace, run)
                 return
             if not isinstance(error, CharoniaError):
                 _log.exception("model %r failed to execute a batch", self._interface.name)
-                error = InternalError(f"{type(error).__name__}: {error}")
-            self._fail(indices, error, BACKEND, (started, rows))
+            self._fail(indices, error_of_model(error), BACKEND, (started, rows))
         if self.executed.failed and not (indices := self._succeeded(indices)):
             return
         ended = monotonic_ns()
@@ -358,6 +363,7 @@ class WaveBatch:
     ) -> None:
         name, version = self._interface.name, self._version
         has_strings = any(part.elements is not None for part in parts)
+        metas: dict[int, bytes] = {}
         start = 0
         for (index, plan), wave in zip(run, waves, strict=True):
             end = start + plan.rows * wave.count
@@ -373,7 +379,9 @@ class WaveBatch:
                         self._count_failures(index, 1, error, BACKEND, ran)
                 self.executed.singly[index] = answers
             else:
-                meta = self._meta_of(parts, plan.rows)
+                meta = metas.get(plan.rows)
+                if meta is None:
+                    meta = metas[plan.rows] = self._meta_of(parts, plan.rows)
                 columns = [part.raw[start * part.row_bytes : end * part.row_bytes] for part in parts]
                 self._answer_one(index, meta, columns, infer_ns, ran)
             start = end
@@ -442,7 +450,7 @@ class WaveBatch:
 
     def _has_payloads(self, run: list[tuple[int, RequestPlan]]) -> bool:
         """Whether no request's tensors are gone. Of those whose are, only these requests fail."""
-        return not any(self._waves[index].lacks_tensors for index, _ in run)
+        return True not in [self._waves[index].lacks_tensors for index, _ in run]
 
     def _column_run(self, run: list[tuple[int, RequestPlan]]) -> _ColumnRun | None:
         """Join waves to columns; None when they cannot be joined, or one of them has malformed strings."""
@@ -501,7 +509,9 @@ class WaveBatch:
                 answers = await begun.call.answers()
         except InstanceDied:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if ends_caller(error):
+                raise
             self._fail_columns(begun, error)
             return
         if answers and isinstance(answers[0], ColumnOutput):
@@ -517,13 +527,12 @@ class WaveBatch:
             return
         self._take(run, batch, batch.take(responses, begun.start_wall, (begun.started, begun.joined, inferred)))
 
-    def _fail_columns(self, begun: _ColumnRun, error: Exception) -> None:
+    def _fail_columns(self, begun: _ColumnRun, error: BaseException) -> None:
         """Fail the waves of a run that have no answer yet."""
         if not isinstance(error, CharoniaError):
             _log.error("model %r failed to execute a batch", self._interface.name, exc_info=error)
-            error = InternalError(f"{type(error).__name__}: {error}")
         rows = sum([plan.rows * wave.count for (_, plan), wave in zip(begun.run, begun.waves, strict=True)])
-        self._fail([index for index, _ in begun.run], error, BACKEND, (begun.started, rows))
+        self._fail([index for index, _ in begun.run], error_of_model(error), BACKEND, (begun.started, rows))
 
     def _end_columns(self, begun: _ColumnRun, answers: list[ColumnOutput]) -> None:
         """Answer the waves of a run, and count it."""
@@ -682,6 +691,8 @@ def _form(plan: RequestPlan, count: int, results: Mapping[str, Array]) -> Hashab
     arrays.
     """
     found: list[object] = [plan.outputs, plan.rows, count]
+    if not hasattr(results, "get"):
+        return None  # it is refused with its first output
     for name in plan.outputs:
         array = results.get(name)
         if not isinstance(array, np.ndarray) or array.nbytes > SMALL_BYTES:

@@ -6,11 +6,13 @@ Each rule of `executors.configuration.config` is tried by itself, and tensors, g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from charonia.errors import CharoniaError
 from executors.configuration.config import instance_rules, normalise, structure_rules, unsupported_features
+from executors.configuration.platforms import detect_backend
 from executors.repository.model_directory import ModelDirectory, load_labels
 from protos.model_config_pb2 import ModelConfig
 
@@ -18,21 +20,29 @@ from protos.model_config_pb2 import ModelConfig
 def further_problems(directory: ModelDirectory, written: ModelConfig, gpus: int) -> list[str]:
     """Return the texts of all rules that a configuration breaks by itself, without its model's files."""
     found = []
-    for rule in _rules(directory, written, gpus):
+    config = _with_backend(directory, written)
+    for rule in _rules(directory, config, gpus):
         try:
             rule()
         except CharoniaError as error:
             if error.message not in found:
                 found.append(error.message)
-    if sentences := unsupported_features(written):
+    if sentences := unsupported_features(config):
         found.append("; ".join(sentences))
     return found
 
 
-def _rules(directory: ModelDirectory, written: ModelConfig, gpus: int) -> Iterator[Callable[[], object]]:
+def _with_backend(directory: ModelDirectory, written: ModelConfig) -> ModelConfig:
+    """A copy with the names that a load completes first: the model's, and those of its files' backend."""
     config = ModelConfig()
     config.CopyFrom(written)
     config.name = directory.name  # a load would have named another one first
+    with suppress(CharoniaError):  # no backend is known: a rule says so
+        config.backend, config.platform = detect_backend(config, directory.name, directory.entries)
+    return config
+
+
+def _rules(directory: ModelDirectory, config: ModelConfig, gpus: int) -> Iterator[Callable[[], object]]:
     for structural in structure_rules(config):
         yield partial(structural, config, directory.name)
     try:

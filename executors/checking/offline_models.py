@@ -35,7 +35,13 @@ _COMPLETED = re.compile(
     r"must specify '(data_type|dims)'|unknown (source input|target output|input) "
     r"|cannot have empty reshape|has batch size"
 )
-"""Errors about what `auto_complete_config` may set: tensors and the batch size."""
+"""Errors about what auto-complete may set: tensors and the batch size."""
+
+_OF_STEPS = re.compile(
+    r"maximum batch size|non-existing (input|output)|is not mapped to any|is inferred from|which has no loaded version"
+    r"|must be a BOOL tensor"
+)
+"""Errors of ensembles about tensors and batch sizes of their steps."""
 
 
 class _NoInstance:
@@ -130,9 +136,19 @@ class OfflineBackends(BackendRegistry):
             return super().get(name)
         return _Reading(super().get(name)) if self.opens(name) else _Closed(name)
 
+    def reads(self, name: str) -> bool:
+        """Whether files of a backend are read here."""
+        return (name == _OPENED and self.has(name)) or self.opens(name)
+
     def opens(self, name: str) -> bool:
         """Whether a backend of another distribution reads its models' signatures here."""
         return name not in SHIPPED and self.has(name) and bool(getattr(super().get(name), "opens_safely", False))
+
+
+def _is_whole(config: ModelConfig) -> bool:
+    """Whether nothing is left to complete."""
+    tensors = [(item.name, item.data_type, len(item.dims)) for side in (config.input, config.output) for item in side]
+    return bool(config.max_batch_size and config.input and config.output) and all(map(all, tensors))
 
 
 def check_code(source: ModelSource) -> None:
@@ -254,16 +270,41 @@ class OfflineModels:
             await model.close()
         return found if isinstance(found, GraphSignature) else None
 
-    def is_undecided(self, directory: ModelDirectory, problem: str) -> bool:
-        """Whether a refused model may still load, as its own code completes what it is refused for."""
-        if (
-            not _COMPLETED.search(problem)
-            or directory.config is None
-            or directory.config.backend != "python"
-            or not directory.versions
-        ):
+    def completed_by(self, directory: ModelDirectory, problem: str, seen: frozenset[str] = frozenset()) -> str:
+        """What may complete a refused model, or its steps, when it is loaded; "" when nothing may.
+
+        `seen` are the ensembles that have been asked.
+        """
+        config = directory.config
+        if config is None or not directory.versions:
+            return ""
+        if not config.HasField("ensemble_scheduling"):
+            return self._completing(directory) if _COMPLETED.search(problem) else ""
+        if directory.key in seen or not _OF_STEPS.search(problem):
+            return ""
+        steps = {step.model_name for step in config.ensemble_scheduling.step}
+        # another step can change nothing of an error that names its models
+        steps = {step for step in steps if re.search(rf"(?<![\w.-]){re.escape(step)}(?![\w-])", problem)} or steps
+        undecided = sorted(step for step in steps if self._may_differ(step, seen | {directory.key}))
+        return f"loading {' and '.join(undecided)}" if undecided else ""
+
+    def _may_differ(self, model: str, seen: frozenset[str]) -> bool:
+        """Whether a step's model may have other tensors, or load at all, when its code or file completes it."""
+        directory, failure = self.directories.get(model), self._failures.get(model)
+        if directory is None or directory.config is None:
             return False
-        return completes_itself(self.source(directory))
+        if failure is not None:
+            return bool(self.completed_by(directory, failure.message, seen))
+        return bool(self._completing(directory))
+
+    def _completing(self, directory: ModelDirectory) -> str:
+        """What completes a configuration at load and was not asked here; "" for nothing."""
+        config = directory.required_config()
+        if config.backend == "python":
+            return "its auto_complete_config" if completes_itself(self.source(directory)) else ""
+        if not config.backend or self.backends.reads(config.backend) or _is_whole(config):
+            return ""
+        return "its file, which was not opened,"
 
     # -- what `Composition` asks --------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import io
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,9 @@ async def _pass(
 
 
 def _of_repository(path: Path) -> list[Note]:
+    if (path / CONFIG_FILE).is_file():
+        parent = path.resolve().parent
+        return [Note("", f"'{CONFIG_FILE}' lies here: this is one model's directory, check its repository, '{parent}'")]
     notes = [
         Note("", f"'{entry.name}' is no directory, and no part of the repository")
         for entry in sorted(path.iterdir())
@@ -130,8 +134,8 @@ async def _examine(models: OfflineModels, directory: ModelDirectory, notes: list
     here = directory
     first = refusal
     while refusal is not None and len(examined.faults) < _MAX_CORRECTIONS:
-        if models.is_undecided(here, refusal.message) and first is refusal:
-            notes.append(Note(directory.name, f"not decided: its auto_complete_config may complete this: {refusal}"))
+        if first is refusal and (completing := models.completed_by(here, refusal.message)):
+            notes.append(Note(directory.name, f"not decided: {completing} may complete this: {refusal}"))
             return examined
         fault = await _fault(models, here, refusal, examined.corrected)
         examined.faults.append(fault)
@@ -184,7 +188,9 @@ async def _fault(models: OfflineModels, here: ModelDirectory, error: CharoniaErr
         correction = corrections.in_text(problem, text, graph)
     explanation = explain(problem, text)
     file, place = _code_place(here, problem)
-    if file:
+    if not file and not explanation.place.field and (file := _model_file(here, problem)):
+        explanation = Explanation(Place(), "a file that its backend can load", "the model's file, exported again")
+    elif file:
         explanation = Explanation(
             place, "a file with the class TritonPythonModel", "the class, see docs/howto/python-models.md"
         )
@@ -212,6 +218,16 @@ def _code_place(here: ModelDirectory, problem: str) -> tuple[str, Place]:
     file, _, rest = problem[start:].partition(".py")
     line = rest[1:].partition(":")[0]
     return str(Path(file + ".py").relative_to(here.path.parent)), Place(int(line) if line.isdigit() else 0)
+
+
+def _model_file(here: ModelDirectory, problem: str) -> str:
+    """The file of a version that an error of a backend names, relative to the repository; "" when it names none."""
+    for version in here.versions:
+        directory = here.path / str(version)
+        found = re.search(re.escape(f"{directory}{os.sep}") + r"[^\s:'\"]+", problem)
+        if found is not None and Path(found[0]).is_file():
+            return str(Path(found[0]).relative_to(here.path.parent))
+    return ""
 
 
 def _add_further(models: OfflineModels, here: ModelDirectory, examined: _Examined) -> None:

@@ -412,11 +412,12 @@ def _features(config: pb.ModelConfig) -> Iterator[tuple[Feature | None, str]]:
                 yield "shape_tensors", f"'is_shape_tensor' (tensor '{tensor.name}')"
             if tensor.is_non_linear_format_io:
                 yield "non_linear_formats", f"'is_non_linear_format_io' (tensor '{tensor.name}')"
-    for group in config.instance_group:
+    for index, group in enumerate(config.instance_group):
+        name = group.name or f"{config.name}_{index}"  # as it is completed later
         if group.secondary_devices:
-            yield "secondary_devices", f"'secondary_devices' (instance group '{group.name}')"
+            yield "secondary_devices", f"'secondary_devices' (instance group '{name}')"
         if group.profile and config.platform == _TENSORRT:
-            yield "profiles", f"'profile' (instance group '{group.name}')"
+            yield "profiles", f"'profile' (instance group '{name}')"
     accelerators = config.optimization.execution_accelerators
     for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
         yield "execution_accelerators", f"the execution accelerator '{item.name}'"

@@ -191,10 +191,10 @@ class Deployment:
                 if override is not None and override is not kept and override.directory is not None:
                     await asyncio.to_thread(overrides.remove, override.directory)
                 raise
-            if override is not None and override is not kept:
-                before = self._lifecycle.set_override(model, override)
-                if before is not None and before.directory is not None:
-                    self._retirement.discard_after(model, before.directory)
+            if override is not kept:
+                self._lifecycle.set_override(model, override)
+                if kept is not None and kept.directory is not None:
+                    self._retirement.discard_after(model, kept.directory)
         return loaded
 
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
@@ -341,11 +341,16 @@ class Deployment:
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
         """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed.
 
-        A version that drains needs one: it stays in `serving` until its requests have run, and then ends.
+        A version that drains needs one: it stays in `serving` until its requests have run, and then ends. So does one
+        whose files a request brings or brought: its instances would stay with files that are removed (R25).
         """
         loaded = self.serving.get((directory.key, version))
         is_ready = version in self._lifecycle.ready_versions(directory.key)
         if loaded is None or not is_ready or directory.key in self.announced:
+            return False
+        override = self._lifecycle.override(directory.key)
+        brought = not directory.repository or (override is not None and override.directory is not None)
+        if brought and loaded.source.directory != directory.path:
             return False
         change = await self._loader.resize(loaded, directory, version, config)
         if change < 0:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.eventlog.port import Blobs
 from charonia.facts.events import ModelExcluded, ModelRequested
-from charonia.models.config_errors import StructureError
+from charonia.models.config_errors import CompositionError, StructureError
 from charonia.models.ensemble import Find
 from charonia.models.names import name_of
 from executors.announcing import Announcer
@@ -49,9 +49,15 @@ class Directories:
         self._fetching = ThreadPoolExecutor(thread_name_prefix="fetching")
 
     async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
-        """The override that a load request brings; `kept` when it brings none. Raises R20's error for bad files."""
-        if request is None or not request.config_json:
+        """The override that a load request brings. Raises R20's error for bad files.
+
+        When it brings none, an overridden configuration is kept (R24), and files of an earlier request give way to the
+        repository's (R25). A load that no client requested keeps both.
+        """
+        if request is None:
             return kept
+        if not request.config_json:
+            return kept if kept is not None and kept.directory is None else None
         if not request.files:
             return Override(request.config_json)
         contents = await overrides.fetch(self._log, model, request.files)
@@ -94,8 +100,9 @@ class Directories:
         except CharoniaError as error:
             # the index gets the error too; after a failed reload the old version is still served
             _log.error("failed to load %s: %s", model, error)
+            unpolled = isinstance(error, StructureError | CompositionError)
             for version in planned:
-                await self._announcer.announce(self._lifecycle.failed(model, version, error))
+                await self._announcer.announce(self._lifecycle.failed(model, version, error, unpolled=unpolled))
             if isinstance(error, StructureError):
                 raise poll_failure(model) from error
             return error
@@ -126,8 +133,9 @@ class Directories:
         self._lifecycle.unreadable(directory)
         version = directory.versions[-1] if directory.versions else NO_VERSION
         _log.error("configuration of %s: %s", model, error)
-        await self._announcer.announce(self._lifecycle.failed(model, version, error))
-        if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
+        unpolled = isinstance(error, StructureError) or error.message == DUPLICATE_REASON
+        await self._announcer.announce(self._lifecycle.failed(model, version, error, unpolled=unpolled))
+        if unpolled:
             raise poll_failure(model) from error
         raise load_failure(model, {version: error})
 

@@ -50,7 +50,8 @@ class FoundModel(Protocol):
 class Override:
     """Replaces a model's files in the repository, by a load request, until the model is unloaded (R24, R25).
 
-    `directory` is the temporary model directory of a file override, None when only the configuration is overridden.
+    `directory` is the temporary model directory of a file override, None when only the configuration is overridden. A
+    file override also ends with the next load that a client requests.
     """
 
     config_json: str
@@ -186,11 +187,9 @@ class Lifecycle:
         known = self._models.get(model)
         return known.override if known is not None else None
 
-    def set_override(self, model: str, override: Override) -> Override | None:
-        """Keep an override whose load succeeded; return the one that it replaces."""
-        known = self._model(model)
-        before, known.override = known.override, override
-        return before
+    def set_override(self, model: str, override: Override | None) -> None:
+        """Keep an override whose load succeeded, None after a load that ended one."""
+        self._model(model).override = override
 
     def ready_versions(self, model: str) -> list[int]:
         known = self._models.get(model)
@@ -219,13 +218,13 @@ class Lifecycle:
         self._model(fact.model).versions[fact.version] = _Version(READY, "", _stamp(fingerprint, fact.version))
         return fact
 
-    def failed(self, model: str, version: int, error: CharoniaError) -> VersionFailed:
-        """A version could not be loaded. If it was served before, it still is (R21)."""
+    def failed(self, model: str, version: int, error: CharoniaError, *, unpolled: bool = False) -> VersionFailed:
+        """A version could not be loaded. If it was served before, it still is (R21). `unpolled` as in the fact."""
         reason = f"{error.code.title}: {error.message}"
         known = self._model(model).versions.setdefault(version, _Version(UNAVAILABLE))
         if known.state != READY:
             known.state, known.reason = UNAVAILABLE, reason
-        return VersionFailed(self._executor, model, version, int(error.code), reason)
+        return VersionFailed(self._executor, model, version, int(error.code), reason, unpolled)
 
     def unreadable(self, directory: FoundModel) -> None:
         """A model's configuration cannot be used; polling tries again when its files change."""

@@ -48,11 +48,14 @@ def owned(make: Callable[[], Path]) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that this process owns, with all that is in it. A second call does nothing."""
-    descriptor = _locks.pop(folder, None)
-    if descriptor is not None:
+    """Remove a folder that this process owns, with all that is in it. A second call does nothing. Several threads may
+    remove one folder at the same time.
+    """
+    if folder in _locks:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+        descriptor = _locks.pop(folder, None)  # not before: who ends this process removes what is in the table
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def remove_abandoned(place: Path | None = None, prefix: str = PREFIX) -> list[Path]:
@@ -78,8 +81,8 @@ def remove_abandoned(place: Path | None = None, prefix: str = PREFIX) -> list[Pa
 
 
 @atexit.register
-def _remove_rest() -> None:
-    """At the orderly end of this process: what is still in use then, such as the files of a model that was loaded."""
+def remove_rest() -> None:
+    """At the end of this process: what is still in use then, such as the files of a model that was loaded."""
     if os.getpid() == _MAKER:
         for folder in list(_locks):
             remove(folder)

@@ -7,6 +7,7 @@ measured.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.facts.processor_use import ProcessorUse
+from charonia.facts.processor_use import BATCHER_APART, ProcessorUse
 
 _EVERY_NS = 1_000_000_000
 _TREE_NS = 10_000_000_000
@@ -24,7 +25,9 @@ _MOST_KEPT = 10_000
 
 
 class ProcessorMeter:
-    """`work` says how many batches this executor has run, and for how many ns. Used in the event loop only."""
+    """`work` says how many batches this executor has run, and for how many ns; `batcher` is what is said of where they
+    come from. Used in the event loop only.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,10 @@ class ProcessorMeter:
         proc: Path = Path("/proc"),
         cgroup: Path = Path("/sys/fs/cgroup"),
         now_ns: Callable[[], int] = monotonic_ns,
+        batcher: int = BATCHER_APART,
     ) -> None:
         self._work = work
+        self._batcher = batcher
         self._proc = proc
         self._now_ns = now_ns
         self._due_ns: dict[tuple[str, str], int] = {}
@@ -48,6 +53,7 @@ class ProcessorMeter:
         quota = _quota(cgroup)
         is_bounded = 0 < quota < len(self._usable)
         self._processors = quota if is_bounded else float(len(self._usable))
+        self._shared = shared_number(_boot_id(proc), self._usable, self._host if is_bounded else "")
         # what others use of the machine takes nothing of a quota, and nothing of a real-time process
         self._is_alone = is_bounded or _is_real_time()
         self._is_low = bool(self._usable) and os.getpriority(os.PRIO_PROCESS, 0) > 0
@@ -101,6 +107,8 @@ class ProcessorMeter:
             instances_ns=self._children.total_ns(self._child_pids) + self._threads_ns,
             ran_ns=ran_ns,
             batches=batches,
+            shared=self._shared,
+            batcher=self._batcher,
         )
 
     def _count_busy(self) -> None:
@@ -192,6 +200,21 @@ def busy_ticks(stat: str, processors: set[int]) -> tuple[int, int, int]:
             low += counts[1]
             system += counts[2]
     return usual, low, system
+
+
+def shared_number(boot_id: str, processors: set[int], container: str) -> int:
+    """A number below 2**63 that only executors have alike which use the same processors: these of the machine that
+    `boot_id` names, in all of its containers, or those of the `container` alone that has a quota. 0 without a boot id.
+    """
+    if not boot_id:
+        return 0
+    named = f"{boot_id} {container or sorted(processors)}"
+    return int.from_bytes(hashlib.blake2b(named.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _boot_id(proc: Path) -> str:
+    """What the kernel drew when the machine started, alike in all of its containers; "" where it cannot be read."""
+    return _read(f"{proc}/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
 
 
 def _quota(cgroup: Path) -> float:

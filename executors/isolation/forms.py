@@ -48,7 +48,7 @@ from charonia.backend import (
     Timings,
 )
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor, check_bytes_elements
 from executors.backends.python.protocol.frames import UNREADABLE, Frame, FrameError, tensor_offsets
@@ -173,7 +173,16 @@ def encoded_outputs(arrays: Mapping[str, Array], rows: Sequence[int]) -> tuple[d
 
 
 def outcome_content(found: Mapping[str, Array] | Outcome) -> tuple[Mapping[str, Array], list[Any]]:
-    """The arrays of what `BatchInstance.execute` returned, and the rest of it as content."""
+    """The arrays of what `BatchInstance.execute` returned, and the rest of it as content.
+
+    Raises `InternalError` for what are no arrays by name, as the executor does where a model runs in it.
+    """
+    arrays = found.arrays if isinstance(found, Outcome) else found
+    if not hasattr(arrays, "items"):
+        raise InternalError(f"the model gave a {type(arrays).__name__}, not arrays by output name")
+    for name, array in arrays.items():
+        if not hasattr(array, "dtype"):
+            raise InternalError(f"the model gave a {type(array).__name__} as output '{name}', not an array")
     if not isinstance(found, Outcome):
         return found, [None, []]
     times = found.timings

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
 from charonia.wire import RequestRecord
+from executors.backends.given_objects import checked_instance, checked_signature, code_of_models, loaded_model
 from executors.backends.python.process_settings import python_based
 from executors.backends.registry import BackendRegistry, has_own_environment, prefers_gpu
 from executors.batches.sequence_tensors import SequenceTensors
@@ -136,6 +138,10 @@ class Loader:
         `find` returns the interfaces of an ensemble's composing models. Raises a `CharoniaError`, which is the reason
         for all of the model's versions.
         """
+        with _told(directory.name):
+            return await self._complete(directory, versions, find)
+
+    async def _complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         written = directory.required_config()
         unsupported = unsupported_features(written)
         if unsupported:
@@ -156,7 +162,7 @@ class Loader:
         wants_gpu = self._gpus > 0 and not isolated and await asyncio.to_thread(prefers_gpu, opened.backend)
         if versions and (self._auto_complete or (isolated and self._gpus > 0)):
             await self.release(directory.key)
-            model = await opened.run(partial(_loaded, opened.backend, source))
+            model = await opened.run(partial(loaded_model, opened.backend, source))
             self._open[directory.key] = source.version, model
             try:
                 if self._auto_complete:
@@ -181,7 +187,8 @@ class Loader:
         """Return a version with warmed-up instances, not started. Raises a `CharoniaError` and leaves nothing."""
         for attempt in range(self._retries + 1):
             try:
-                return await self._load(directory, version, config)
+                with _told(directory.name):
+                    return await self._load(directory, version, config)
             except CharoniaError as error:
                 if attempt == self._retries:
                     raise
@@ -200,7 +207,7 @@ class Loader:
         if self._open.get(directory.key, (None,))[0] == version:
             model = self._open.pop(directory.key)[1]
         else:
-            model = await opened.run(partial(_loaded, opened.backend, source))
+            model = await opened.run(partial(loaded_model, opened.backend, source))
         try:
             config = await self._with_assets(model, source, config)
         except BaseException:
@@ -224,29 +231,16 @@ class Loader:
             warmed = await pool.warm_up(batches)
             load_ns = monotonic_ns() - started
             memory = await asyncio.to_thread(_memory_of, model, source.name) if isinstance(model, MeasuredModel) else {}
-        except CharoniaError:
+        except BaseException:
             await pool.close()
             raise
-        except asyncio.CancelledError:
-            await pool.close()
-            raise
-        except Exception as error:
-            await pool.close()
-            _log.exception("loading %s version %d failed", directory.name, version)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
         return LoadedVersion(
             *(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s), memory=memory
         )
 
     async def _with_assets(self, model: Model, source: ModelSource, config: ModelConfig) -> ModelConfig:
         """The configuration with the digest of a version's text assets, which are stored before it is announced."""
-        try:
-            assets = await model.text_assets() if isinstance(model, TextModel) else b""
-        except CharoniaError:
-            raise
-        except Exception as error:
-            _log.exception("backend %s failed to give the text assets of %s", config.backend, source.name)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+        assets = await model.text_assets() if isinstance(model, TextModel) else b""
         if not assets:
             return config
         digest = digest_of(assets)
@@ -383,13 +377,16 @@ class Loader:
         return OpenedBackend(IsolatingBackend(backend.name, isolation, getattr(backend, "custom_metrics", None)))
 
 
-async def _loaded(backend: Backend, source: ModelSource) -> Model:
+@contextmanager
+def _told(model: str) -> Iterator[None]:
+    """Turn any other error into a `CharoniaError`, so that a backend's mistake fails its own model alone."""
     try:
-        return await backend.load(source)
+        with code_of_models():
+            yield
     except CharoniaError:
         raise
     except Exception as error:
-        _log.exception("backend %s failed to load %s", source.config.backend, source.name)
+        _log.exception("loading %s failed", model)
         raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
@@ -412,20 +409,15 @@ def _memory_of(model: MeasuredModel, name: str) -> dict[str, int]:
 async def _close(model: Model, name: str) -> None:
     """Close a model. An error changes nothing for its caller: it is logged."""
     try:
-        await model.close()
+        with code_of_models():
+            await model.close()
     except Exception:
         _log.exception("failed to close model %s", name)
 
 
 async def _completed(model: Model, source: ModelSource, written: ModelConfig) -> ModelConfig:
     """The configuration with what the model says of itself."""
-    try:
-        found = await model.signature()
-    except CharoniaError:
-        raise
-    except Exception as error:
-        _log.exception("backend %s failed to read the signature of %s", written.backend, source.name)
-        raise InternalError(f"{type(error).__name__}: {error}") from error
+    found = checked_signature(await model.signature(), written.backend)
     if found is None:
         return written
     if isinstance(found, GraphSignature):
@@ -463,7 +455,9 @@ def _hash_and_labels(source: ModelSource, config: ModelConfig) -> tuple[str, dic
 
 
 async def _instance_of(model: Model, spec: InstanceSpec) -> Instance:
-    made: Instance = await with_wanted_memory(model, await model.create_instance(spec), spec)
+    with code_of_models():  # in a task of its own, as instances are made at once
+        instance = checked_instance(await model.create_instance(spec), spec.source.config.backend)
+    made: Instance = await with_wanted_memory(model, instance, spec)
     return made
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from charonia.backend import Backend, ModelSource
 from charonia.errors import CharoniaError, InternalError
+from executors.backends.given_objects import code_of_models
 from executors.backends.registry import BackendRegistry
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class OpenedBackends:
             try:
                 end = getattr(backend, "close", None)
                 if callable(end):
-                    await end()
+                    with code_of_models():
+                        await end()
             except Exception:
                 _log.exception("backend %s failed to close", backend.name)

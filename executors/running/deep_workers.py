@@ -17,7 +17,8 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, Interrupted, SelfCheckingInstance
-from charonia.errors import InternalError
+from charonia.errors import InternalError, error_of_model
+from charonia.tasks import MODEL_ERRORS
 from charonia.wire import RequestRecord
 from executors.backends.submissions import CancellablePart, depth_of, parts_of
 from executors.batches.batch_results import Executed
@@ -125,8 +126,8 @@ class DeepWorker(ThreadWorker):
         def work() -> None:
             try:
                 done.set_result(call())
-            except BaseException as error:
-                done.set_exception(error)
+            except BaseException as error:  # an exit would end the event loop that waits for it
+                done.set_exception(error if isinstance(error, Exception) else error_of_model(error))
 
         self._put(turn, work)
         return await asyncio.wrap_future(done)
@@ -203,7 +204,7 @@ class DeepWorker(ThreadWorker):
             try:
                 self._start(turn)
                 is_new = True
-            except Exception as error:
+            except MODEL_ERRORS as error:
                 _log.error("instance %s cannot be made again: %s", self.spec.name, error)
                 is_new = self._closing.is_set()
 
@@ -219,7 +220,7 @@ class DeepWorker(ThreadWorker):
         if turn.started_for is not self._instance:
             try:
                 self._start(turn)
-            except Exception as error:
+            except MODEL_ERRORS as error:
                 raise InstanceDied(f"a thread of it cannot be started: {error}", blameless=True) from error
         try:
             return super()._execute(execution, turn)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.backend import InstanceDied, ModelSource, SelfCheckingInstance
 from charonia.tasks import periodic
+from executors.backends.given_objects import code_of_models
 from executors.configuration.time_parameters import parameter_seconds
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class HealthWatch:
         """Return why an instance is not healthy, "" when it is, or when it is dead and replaced by its next batch."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return "" if await instance.check_health() else "is_ready says no"
+                with code_of_models():
+                    return "" if await instance.check_health() else "is_ready says no"
         except TimeoutError:
             return f"is_ready did not answer within {self._timeout_s:g} s"
         except InstanceDied as death:

@@ -258,13 +258,13 @@ class InstancePool:
             self._limited_queue.submit(batch)
         elif self._is_bound:
             self._worker_of(batch).submit(batch)
-        elif self._workers and isinstance(self._workers[0], TaskWorker):
+        elif self._workers and type(self._workers[0]) is TaskWorker:
             worker = self._cooperative.borrow() if batch.waves else None
             if worker is not None:
                 worker.begin(batch, looks=self._pace.is_prompt and self.unfinished == 1)
             else:
                 self._cooperative.put(batch)
-        elif self._workers and isinstance(self._workers[0], StreamWorker):
+        elif self._workers and type(self._workers[0]) is StreamWorker:
             self._streaming.put_nowait(batch)
         elif not (batch.waves and self._pace.is_quick and self._may_run_here and self._run_here(batch)):
             self._blocking.put(batch)

@@ -23,8 +23,10 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InternalError, as_error
+from charonia.errors import CharoniaError, InternalError, as_error, error_of_model
+from charonia.tasks import ends_caller
 from charonia.wire import RequestRecord
+from executors.backends.given_objects import code_of_models
 from executors.batches.assembly import are_many_strings, request_inputs
 from executors.batches.batch_results import OTHER, Death, Executed
 from executors.batches.execution import Planned, model_request
@@ -360,11 +362,12 @@ class StreamWorker(Worker):
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:
             raise
-        except CharoniaError as error:
-            failure = error
-        except Exception as error:
-            _log.exception("model %r failed to execute a batch", interface.name)
-            failure = as_error(error)
+        except BaseException as error:
+            if ends_caller(error):
+                raise
+            if not isinstance(error, CharoniaError):
+                _log.exception("model %r failed to execute a batch", interface.name)
+            failure = error_of_model(error)
         streamed.fail_open(failure, sent)
 
 
@@ -414,7 +417,12 @@ async def execute_steps(
 async def _execute_null_requests(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
     """Run null requests; returns when the instance can take the next call."""
     discarded = _DiscardedResponses()
-    call = asyncio.ensure_future(instance.execute_stream(requests, discarded))
+
+    async def execute() -> None:
+        with code_of_models():  # an exit would end the event loop, as this is a task of its own
+            await instance.execute_stream(requests, discarded)
+
+    call = asyncio.ensure_future(execute())
     freed = asyncio.ensure_future(discarded.freed.wait())
     try:
         await asyncio.wait({call, freed}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance, WindowedInstance
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted
+from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted, error_of_model
 from charonia.eventlog import port
 from charonia.eventlog.refusal_texts import answer_too_large
 from charonia.wire import FLAG_REPLY_BY_REFERENCE, RequestRecord, pack_failure, pack_response
-from executors.batches.answers import request_outputs
+from executors.batches.answers import check_parameters, request_outputs
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_results import (
     BACKEND,
@@ -346,7 +346,7 @@ class StreamedBatch:
             tokens = max(0, int(response.tokens))  # a plug-in's may be of another type
             self.tokens += tokens
             one.tokens += tokens
-            one.error = response.error
+            one.error = None if response.error is None else error_of_model(response.error)
             if self.on_first is not None and one.response_index == 0 and not one.accepted:
                 self.on_first(one.record)
         try:
@@ -389,8 +389,10 @@ class StreamedBatch:
             place = (one.attempt, one.response_index)
             return pack_response(record.id, interface.name, self.batch.version, [], {}, place=place, is_flag=True)
         if response.error is not None:
-            return self._failure(one, response.error, final=final)
+            return self._failure(one, error_of_model(response.error), final=final)
         tensors = request_outputs(interface, one.plan, response.outputs)
+        if response.parameters:
+            check_parameters(interface.name, response.parameters)
         packed = pack_response(
             record.id,
             interface.name,

@@ -32,9 +32,11 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, error_of_model
 from charonia.exchange.exchanging_instance import ExchangingInstance
+from charonia.tasks import MODEL_ERRORS
 from charonia.wire import RequestRecord
+from executors.backends.given_objects import code_of_models
 from executors.batches.assembly import Planner, Workspace
 from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
@@ -241,7 +243,8 @@ def self_checking(instance: object) -> SelfCheckingInstance | None:
 async def close_instance_of(instance: RequestInstance | StreamingInstance, name: str) -> None:
     """Close a cooperative instance. Errors are logged."""
     try:
-        await instance.close_instance()
+        with code_of_models():
+            await instance.close_instance()
     except CharoniaError as error:
         _log.error("instance %s failed to finalize: %s", name, error)
     except Exception:
@@ -371,7 +374,8 @@ class ThreadWorker(Worker):
             turn.workspace = Workspace()  # the old one may hold memory of the instance
         if instance is not None:
             try:
-                await asyncio.to_thread(instance.close)
+                with code_of_models():
+                    await asyncio.to_thread(instance.close)
             except Exception:
                 _log.exception("instance %s failed to close", self.spec.name)
 
@@ -413,8 +417,8 @@ class ThreadWorker(Worker):
                 if execution is None:
                     self._started()
                 done.set_result(None if execution is None else self._execute(execution, self._turn))
-            except BaseException as error:
-                done.set_exception(error)
+            except BaseException as error:  # an exit would end the event loop that waits for it
+                done.set_exception(error if isinstance(error, Exception) else error_of_model(error))
         if not self._takes_batches:
             return
         # the loop is gone only when the process ends without draining
@@ -434,7 +438,7 @@ class ThreadWorker(Worker):
         """Whether the instance that replaces a dead one can be used in this thread."""
         try:
             self._started()
-        except Exception as error:
+        except MODEL_ERRORS as error:
             _log.error("instance %s cannot be made again: %s", self.spec.name, error)
             return self._closing.is_set()
         return True

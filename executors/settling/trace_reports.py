@@ -29,7 +29,7 @@ from charonia.traces.reports import (
     Stamp,
     tensors_of,
 )
-from charonia.wire import BatchHeader, RequestRecord, unpack_response
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, RequestRecord, unpack_response
 from executors.batches.batch_results import Executed, Execution, Failure
 from executors.running.submitted_batch import SubmittedBatch
 
@@ -67,6 +67,8 @@ def with_reports(
             about.append(("charonia.priority", record.level))
         if record.timeout_us:
             about.append(("charonia.timeout_us", record.timeout_us))
+        if record.flags & (FLAG_JOB | FLAG_JOURNALLED):
+            about.append(("charonia.journalled", 1))
         if use is not None:
             about.append(("charonia.processor_use", use.text()))
             use = None

@@ -243,9 +243,15 @@ class WaveSettler:
         self._uncounted.add(batch)
         sent = executed.sent = set()
         try:
+            answered: dict[str, list[int]] = {}
             for index, answer in enumerate(executed.answers):
-                if answer and self._sockets.send(batch.waves[index].endpoint, answer):
-                    sent.add(index)
+                if answer:
+                    answered.setdefault(batch.waves[index].endpoint, []).append(index)
+            for endpoint, indices in answered.items():  # each write costs more than the bytes, and may wake a gateway
+                if self._sockets.send(endpoint, *[executed.answers[index] for index in indices]):
+                    sent.update(indices)
+                elif len(indices) > 1:
+                    sent.update([index for index in indices if self._sockets.send(endpoint, executed.answers[index])])
         except Exception:  # the thread continues, and the event loop answers the others
             _log.exception("waves could not be answered from their instance's thread")
 
@@ -264,7 +270,9 @@ class WaveSettler:
             singly = executed.singly.get(index)
             if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
                 self._told.add(wave.endpoint)
-                self._gather(stream, (entry_id, wave, header))
+                self._gathered.setdefault(stream, []).append((entry_id, wave, header))
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
                 continue
             if answer:
                 self._sockets.seek(wave.endpoint)
@@ -295,11 +303,6 @@ class WaveSettler:
         self._tasks.spawn(self._reports.send(header, fields))
 
     # -- deletions ----------------------------------------------------------------------------------------------------
-
-    def _gather(self, stream: bytes, answered: _Answered) -> None:
-        self._gathered.setdefault(stream, []).append(answered)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
     def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
         """Settle the gathered waves and those `answered` by `replies`, and write the statistics, in one write.
@@ -440,7 +443,8 @@ class WaveSettler:
             counts.failed(executed.failures, batch.waves)
         if self._metrics.measures:
             self._measure(batch, executed, loaded)
-        self._arm()
+        if self._fold_timer is None:
+            self._arm()
 
     def count(self) -> None:
         """Add the counts so far to this process's metrics, and keep them for the log."""
@@ -525,13 +529,19 @@ class _Peer:
         self.is_closed = False
         self._loop.add_reader(sock.fileno(), self._read)
 
-    def send(self, reply: bytes) -> bool:
-        """Write one reply, or keep it until the socket takes it; False when it must go through the log. May be called
-        in any thread.
+    def send(self, *replies: bytes) -> bool:
+        """Write replies, or keep them until the socket takes them; False when one is too long for it, or together they
+        are longer than what may be kept, or none can be written: then each must be tried alone, or go through the log.
+        May be called in any thread.
         """
-        if len(reply) > _MOST_REPLY_BYTES:
+        if max(map(len, replies)) > _MOST_REPLY_BYTES:
             return False
-        data = _SIZE.pack(len(reply)) + reply
+        if len(replies) > 1 and sum(map(len, replies)) > _MOST_UNSENT_BYTES:
+            return False
+        pieces: list[bytes] = []
+        for reply in replies:
+            pieces += _SIZE.pack(len(reply)), reply
+        data = b"".join(pieces)
         size = len(data)
         with self._lock:
             if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:
@@ -625,10 +635,12 @@ class ReplySockets:
         self._connecting: set[str] = set()
         self._tasks = Tasks()
 
-    def send(self, endpoint: str, reply: bytes) -> bool:
-        """Write a reply to a gateway's socket; False when it must go through the log. May be called in any thread."""
+    def send(self, endpoint: str, *replies: bytes) -> bool:
+        """Write replies to a gateway's socket with one call; False when none was written: each must be tried alone,
+        or go through the log. May be called in any thread.
+        """
         peer = self._peers.get(endpoint)
-        return peer is not None and peer.send(reply)
+        return peer is not None and peer.send(*replies)
 
     def seek(self, endpoint: str) -> None:
         """Begin to connect to a gateway without an open connection: after its first reply went through the log, or when

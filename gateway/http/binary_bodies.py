@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from charonia.offload.handed_memory import file_of
+from charonia.offload.transfers import Step
 
 from .codec.response_codec import HEADER_LENGTH
 
@@ -83,6 +84,21 @@ class BinaryBody:
                 done += os.pwrite(self.file, part[done:], self.at + done)
         self.at += size
         return size
+
+    def receives(self, connection: int) -> Step:
+        """A step that reads the body from a connection that does not block (`charonia.offload.transfers.move`)."""
+        memory = None if self.file is None else memoryview(bytearray(_TEXT_AT_ONCE_BYTES))
+
+        def step(at: int, end: int) -> int:
+            if memory is None:
+                size = os.readv(connection, [self.view[at:end]])
+                self.at += size
+            else:
+                size = os.readv(connection, [memory[: end - at]])
+                self.take(memory[:size])
+            return size
+
+        return step
 
 
 class BinaryBodyReader(asyncio.BufferedProtocol):

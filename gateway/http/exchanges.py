@@ -10,11 +10,15 @@ import asyncio
 import logging
 import os
 import re
+import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Protocol
 
+from charonia.errors import Unavailable
 from charonia.offload.handed_memory import part_of
+from charonia.offload.pool import Offload
+from charonia.offload.transfers import move, sends, sends_file
 from charonia.tensors import Buffer
 
 from .bodies import CLIENT_LEFT, AsgiApp, Message, Scope
@@ -31,9 +35,8 @@ _JOIN_BYTES = 65_536
 """Up to this size copying a body behind its head is cheaper than a second write."""
 
 _SLICE_BYTES = 1 << 16
-"""Encrypting this much takes 0.2 ms, copying it to a socket 0.05; of larger bodies slices are
-written, and other connections are served between. A small call waits for some of them, one each time that its gateway
-reads or writes."""
+"""Encrypting this much takes 0.2 ms; of larger bodies that the loop has to write itself slices are written, and other
+connections are served between. A small call waits for some of them, one each time that its gateway reads or writes."""
 
 _MAX_ENCRYPTED_BYTES = 1 << 20
 _MAX_WHOLE_BYTES = 4 << 20
@@ -46,30 +49,59 @@ MAX_WAITING = 8
 
 
 class FlowControl:
-    """Flow control of one connection, in both directions. Reading stays paused while `max_waiting` requests wait."""
+    """Flow control of one connection, in both directions. Reading stays paused while `max_waiting` requests wait.
+    Large bodies are sent in threads of `offload`.
+    """
 
-    __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "encrypts", "read_paused", "write_paused")
+    __slots__ = (
+        "_is_held",
+        "_max_waiting",
+        "_offload",
+        "_transport",
+        "_waiting",
+        "_writable",
+        "encrypts",
+        "read_paused",
+        "write_paused",
+    )
 
-    def __init__(self, transport: asyncio.Transport, waiting: Sized, max_waiting: int) -> None:
+    def __init__(self, transport: asyncio.Transport, waiting: Sized, max_waiting: int, offload: Offload) -> None:
         self._transport = transport
         self._waiting = waiting
         self._max_waiting = max_waiting
+        self._offload = offload
         self._writable = asyncio.Event()
         self.encrypts = bool(transport.get_extra_info("sslcontext"))
         """Writing takes time in proportion to the size, even when the client does not read."""
         self.read_paused = False
         self.write_paused = False
+        self._is_held = False
+
+    def hold_reading(self) -> None:
+        """Stop reading: until `release_reading` a thread reads from the connection, over its own `descriptor`. The
+        client may send meanwhile, so reading does not count as paused.
+        """
+        self._transport.pause_reading()
+        self._is_held, self.read_paused = True, False
+
+    def release_reading(self) -> None:
+        """Read again, unless reading was paused meanwhile."""
+        self._is_held = False
+        if not self.read_paused:
+            self._transport.resume_reading()
 
     def pause_reading(self) -> None:
         if not self.read_paused:
             self.read_paused = True
-            self._transport.pause_reading()
+            if not self._is_held:
+                self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on, unless enough requests wait."""
         if self.read_paused and len(self._waiting) < self._max_waiting:
             self.read_paused = False
-            self._transport.resume_reading()
+            if not self._is_held:
+                self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -78,6 +110,16 @@ class FlowControl:
     def resume_writing(self) -> None:
         self.write_paused = False
         self._writable.set()
+
+    def descriptor(self) -> int | None:
+        """A descriptor of the connection for threads, to be closed by the caller: loops refuse to watch those of their
+        transports. None where there is none, or as many as there may be.
+        """
+        connection = self._transport.get_extra_info("socket")
+        try:
+            return None if connection is None else os.dup(connection.fileno())
+        except OSError:
+            return None
 
     async def drain(self) -> None:
         """Wait until the transport accepts more, or the connection is lost."""
@@ -90,7 +132,7 @@ class FlowControl:
             self._transport.write(data)
             return
         view = memoryview(data)
-        sent = 0 if self.encrypts else await self._send_from_file(view)
+        sent = 0 if self.encrypts else await self._write_apart(view)
         for at in range(sent, len(view), _SLICE_BYTES):
             await self.drain()
             if self._transport.is_closing():
@@ -98,28 +140,20 @@ class FlowControl:
             self._transport.write(view[at : at + _SLICE_BYTES])
             await asyncio.sleep(0)
 
-    async def _send_from_file(self, view: memoryview) -> int:
-        """Have the kernel pass on the pages of a file: no copy is made, and none is mapped here. Returns how much needs
-        no more writing: nothing where this is not possible, all of it also when the connection is lost.
+    async def _write_apart(self, view: memoryview) -> int:
+        """Have threads send this; a file in memory by its pages, without a copy. Returns how much needs no more
+        sending, all of it also when the connection is lost.
         """
-        part = part_of(view)
-        if part is None:
+        loop, client = asyncio.get_running_loop(), self.descriptor()
+        if client is None:
             return 0
-        await asyncio.sleep(0)  # what was written before leaves at the end of a turn
-        if self._transport.get_write_buffer_size() or self._transport.is_closing():
-            return 0
-        file, offset = part
-        loop = asyncio.get_running_loop()
-        try:  # a descriptor of its own: loops refuse to watch those of their transports
-            client = os.dup(self._transport.get_extra_info("socket").fileno())
-        except OSError:  # there are no more descriptors
-            return 0
-        sent = 0
+        sent, waits = 0, False
         try:
+            await self._write_all_before()
+            part = part_of(view)
+            step = sends(client, view) if part is None else sends_file(client, *part)
             while sent < len(view) and not self._transport.is_closing():
-                try:
-                    part_bytes = os.sendfile(client, file, offset + sent, min(_SLICE_BYTES, len(view) - sent))
-                except BlockingIOError:
+                if waits:
                     self.pause_writing()
                     loop.add_writer(client, self.resume_writing)
                     try:
@@ -127,16 +161,30 @@ class FlowControl:
                     finally:
                         loop.remove_writer(client)
                         self.resume_writing()
+                    waits = False
                     continue
-                if not part_bytes:
-                    raise OSError("the file is shorter than the body")
-                sent += part_bytes
-                await asyncio.sleep(0)
-        except OSError:
+                sent, waits = await self._offload.transfer(move, step, sent, len(view), client, select.POLLOUT)
+        except Unavailable:  # the event loop sends the rest
+            return sent
+        except (OSError, EOFError) as error:
+            if not isinstance(error, ConnectionError):
+                logger.error("a response of %d bytes cannot be sent: %s", len(view), error)
             self._transport.abort()
         finally:
             os.close(client)
         return len(view)
+
+    async def _write_all_before(self) -> None:
+        """Wait until the transport has nothing left to write."""
+        await asyncio.sleep(0)  # what was written leaves at the end of a turn
+        if self._transport.is_closing() or not self._transport.get_write_buffer_size():
+            return
+        self._transport.set_write_buffer_limits(0)
+        try:
+            await self.drain()
+        finally:
+            if not self._transport.is_closing():  # uvloop raises for a closed transport
+                self._transport.set_write_buffer_limits()
 
 
 class Connection(Protocol):
@@ -393,14 +441,19 @@ class Pipeline:
     """
 
     def __init__(
-        self, app: AsgiApp, transport: asyncio.Transport, tasks: set[asyncio.Task[None]], emptied: Callable[[], None]
+        self,
+        app: AsgiApp,
+        transport: asyncio.Transport,
+        tasks: set[asyncio.Task[None]],
+        emptied: Callable[[], None],
+        offload: Offload,
     ) -> None:
         self._app = app
         self._transport = transport
         self._tasks = tasks
         self._emptied = emptied
         self._waiting: deque[Request] = deque()
-        self.flow = FlowControl(transport, self._waiting, MAX_WAITING)
+        self.flow = FlowControl(transport, self._waiting, MAX_WAITING, offload)
         self.serving: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None

@@ -16,8 +16,9 @@ from charonia import failpoints
 from charonia.catalog.served import ServedVersion
 from charonia.errors import SERVER_EXITING, CharoniaError, Unauthenticated, Unavailable, Unsupported
 from charonia.inference import InferenceRequest, Parameters, parse_version
-from charonia.offload.pool import OFF_LOOP_BYTES
+from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
+from charonia.tasks import Tasks
 from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
@@ -118,6 +119,8 @@ class HttpApplication:
         """Answers the paths that it claims among those that are no inference (`gateway.openai`)."""
         self.http2: Callable[[], asyncio.Protocol] | None = None
         """Makes the protocol of an HTTP/2 connection; None where HTTP/2 is refused."""
+        self.body_tasks = Tasks()
+        """Each receives a large body in threads."""
         self.draining = False
         """While set, only health is answered; other requests get "Server exiting" (E7)."""
 
@@ -129,6 +132,10 @@ class HttpApplication:
     def allocate_body(self) -> AllocateBody:
         """Allocates memory for a large body."""
         return self._handler.allocate_body
+
+    @property
+    def offload(self) -> Offload:
+        return self._handler.offload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -16,7 +18,9 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from charonia.errors import Unavailable
 from charonia.offload.handed_memory import handed_memory
+from charonia.offload.transfers import APART_BYTES, move
 
 from .binary_bodies import PAST_PARSER_BYTES, BinaryBody, BinaryBodyReader, size_of
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
@@ -37,6 +41,7 @@ MAX_HEADER_BYTES = 65_536
 
 _NOT_HTTP = "Invalid HTTP request received."
 _LONG_HEADERS = f"request headers exceed {MAX_HEADER_BYTES} bytes"
+_LONG_TRAILERS = f"request trailers exceed {MAX_HEADER_BYTES} bytes"
 
 HEADERS_TIMEOUT_S = 10
 """From the first byte of a request to the end of its headers."""
@@ -112,8 +117,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._upgrading = False
         """The request asks for another protocol."""
         self._coding = b""
-        """The last Transfer-Encoding."""
+        """All of Transfer-Encoding, its lines joined by commas."""
         self._header_bytes = self._body_bytes = self._chunks = self._chunked_bytes = 0
+        self._bare_bytes = 0
+        """Bytes of a chunked body without content that came together: sizes, extensions and trailers."""
         self._piece_bytes = 0
         """Size of the data being read; headers that arrive in one piece are measured when they are complete."""
         self._stalled_s = 0.0
@@ -124,6 +131,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """All is written; further bytes of the client are dropped."""
         self._large: BinaryBody | None = None
         """The body that is being received past the parser."""
+        self._receiving: asyncio.Task[None] | None = None
+        """The task that has threads receive that body; None while the event loop does."""
         self._latest: Exchange | None = None
         """The request whose headers arrived last."""
         # the express lane
@@ -141,7 +150,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.pipeline = Pipeline(self._app, transport, self.server_state.tasks, self._emptied)
+        self.pipeline = Pipeline(self._app, transport, self.server_state.tasks, self._emptied, self._app.offload)
         self.flow = self.pipeline.flow
         self._server, self._client = address(transport, "sockname"), address(transport, "peername")
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
@@ -160,6 +169,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.server_state.connections.discard(self)
         self.transport.close()  # so that `is_closing` says so
         self._parser = self._latest = self._large = None  # each refers to this connection, or holds memory
+        self._stop_receiving()
         if self._call is not None:
             self._call.abandon()
             self._call = None
@@ -254,6 +264,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         latest, phase = self._latest, self._phase
         self._piece_bytes = len(data)
+        self._bare_bytes += len(data)
         if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._allocate_body is None:
             self._parse(data)
         else:
@@ -262,7 +273,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         if self._phase is _BODY:
             self._body_bytes += len(data)
-            if latest is not self._latest and self._large is None:
+            if self._chunks and self._bare_bytes > MAX_HEADER_BYTES and self._final_response is None:
+                self._write_refusal(431, _LONG_TRAILERS)
+            elif latest is not self._latest and self._large is None:
                 large = self._begin_large()
                 if large is not None and len(large.view) - large.at >= PAST_PARSER_BYTES:
                     self._read_large_from_now(large)
@@ -336,13 +349,15 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is _BODY:  # a trailer, which must not pass for a header (RFC 9110, section 6.5.1)
+            return
         if self._raw_headers is not None:
             self._raw_headers.append((name, value))
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
         elif name == b"transfer-encoding":
-            self._coding = value
+            self._coding = b"%b,%b" % (self._coding, value) if self._coding else value
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -357,14 +372,15 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._refuse(400, "this server is no proxy")
             self._upgrading = True  # `_ignore_upgrade` has the headers parsed again
             return
-        two_framings = bool(self._coding) and self._drop_length()
-        self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
-        self._chunks = self._chunked_bytes = self._body_bytes = 0
         version: str = parser.get_http_version()
+        # HTTP/1.0 has no codings: a proxy may have passed one on that it does not know (RFC 9112, section 6.1)
+        ends = bool(self._coding) and self._check_coding() and (self._drop_length() or version == "1.0")
+        self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
+        self._chunks = self._chunked_bytes = self._body_bytes = self._bare_bytes = 0
         exchange = self._latest = Exchange(
             self,
             is_head=method == "HEAD",
-            keep_alive=not two_framings and parser.should_keep_alive(),
+            keep_alive=not ends and parser.should_keep_alive(),
             expects_continue=self._expects_continue,
             is_1_0=version == "1.0",
         )
@@ -398,23 +414,33 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def _head_size(self) -> int:
         return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
+    def _check_coding(self) -> bool:
+        """Refuse a body that is not chunked last, whose end cannot be known, and one that is coded in another way, too
+        (RFC 9112, sections 6.1 and 6.3).
+        """
+        codings = [coding.strip().lower() for coding in self._coding.split(b",")]
+        if codings[-1] != b"chunked":
+            self._refuse(400, _NOT_HTTP)
+        if any(coding not in (b"", b"identity", b"chunked") for coding in codings):
+            self._refuse(501, "Unsupported transfer coding")
+        return True
+
     def _drop_length(self) -> bool:
         """Drop a Content-Length beside Transfer-Encoding, which overrides it. Returns whether there was one.
 
         The connection ends with such a request: a proxy may have read it by its length and taken the next request for
-        its body (RFC 9112, section 6.1). One whose last coding is not chunked is refused.
+        its body (RFC 9112, section 6.1).
         """
         headers = [field for field in self._headers if field[0] != b"content-length"]
         if len(headers) == len(self._headers):
             return False
-        if self._coding.rpartition(b",")[2].strip().lower() != b"chunked":
-            self._refuse(400, _NOT_HTTP)
         self._headers = headers
         return True
 
     def on_body(self, body: bytes) -> None:
         if self._chunks:
             self._chunked_bytes += len(body)
+            self._bare_bytes = 0
         if self._large is not None:
             self._large.take(body)
         elif self._latest is not None:
@@ -475,7 +501,47 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return large
 
     def _read_large_from_now(self, large: BinaryBody) -> None:
-        self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received, self._rest_a_turn))
+        is_for_threads = len(large.view) - large.at >= APART_BYTES and not self.flow.encrypts
+        client = self.flow.descriptor() if is_for_threads else None
+        if client is None:
+            self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received, self._rest_a_turn))
+            return
+        self.flow.hold_reading()
+        self._receiving = self._app.body_tasks.spawn(self._receive_apart(large, client))
+        self._receiving.add_done_callback(lambda _: os.close(client))  # it may be cancelled before it begins
+
+    async def _receive_apart(self, large: BinaryBody, client: int) -> None:
+        """Have threads receive a body; `connection_lost` and `close_when_written` cancel this."""
+        loop, ready = self.loop, asyncio.Event()
+        step, at, end, waits = large.receives(client), large.at, len(large.view), False
+        try:
+            while at < end:
+                if waits:
+                    ready.clear()
+                    loop.add_reader(client, ready.set)
+                    try:
+                        await ready.wait()
+                    finally:
+                        loop.remove_reader(client)
+                before = at
+                at, waits = await self._app.offload.transfer(move, step, at, end, client, select.POLLIN)
+                self._body_bytes += at - before
+        except Unavailable:  # the event loop receives the rest
+            self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received, self._rest_a_turn))
+        except (OSError, EOFError) as error:
+            if not isinstance(error, (ConnectionError, EOFError)):
+                logger.error("a body of %d bytes cannot be received: %s", end, error)
+            self.transport.close()
+            return
+        else:
+            self._end_large()
+        self._receiving = None
+        self.flow.release_reading()
+
+    def _stop_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
 
     def _rest_a_turn(self) -> None:
         """Read on after the other connections."""
@@ -547,6 +613,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._lingers = True
         self._final_response = b""  # nothing more is read
         self._large = None
+        self._stop_receiving()
         transport.write_eof()
         transport.set_protocol(Lingering(transport, self))
         transport.resume_reading()

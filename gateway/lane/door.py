@@ -347,6 +347,7 @@ class Door:
             wave.references = () if column_at is None else (column_at,)
         client_ids = [call.client_id for call in calls]
         deadlines = [call.deadline_ns for call in calls]
+        has_deadlines = any(deadlines)
         head = wave_head(
             wave.prefix,
             count,
@@ -358,7 +359,7 @@ class Door:
             accepted_ns=wall_ns(),
             timeout_us=self._timeout_us,
             client_ids=client_ids if any(client_ids) else (),
-            deadlines=deadlines if any(deadlines) else (),
+            deadlines=deadlines if has_deadlines else (),
             sizes=[[len(part) for part in column] for column in _columns(calls)] if self._varies else (),
             references=references,
             reply_by_reference=self._reply_by_reference,
@@ -372,7 +373,7 @@ class Door:
             pieces = [head]
             for column in _columns(calls):
                 pieces += column
-        if any(deadlines):
+        if has_deadlines:
             wave.pieces = pieces
         return pieces
 
@@ -412,27 +413,24 @@ class Door:
 
     def _answer(self, wave: PendingWave, calls: list[Call], at: int, reply: WaveReply) -> None:
         """Answer consecutive calls of a wave, the first at index `at`."""
-        first = calls[0].signature
-        if not any(True for call in calls if call.signature is not first):
-            self._count(first, calls, wave)
-            _answer(first, calls, at, reply)
-            return
         start = 0
-        for end in range(1, len(calls) + 1):
-            if end == len(calls) or calls[end].signature is not calls[start].signature:
-                neighbours = calls[start:end]
-                self._count(calls[start].signature, neighbours, wave)
-                _answer(calls[start].signature, neighbours, at + start, reply)
-                start = end
+        signature = calls[0].signature
+        for end, call in enumerate(calls):
+            if call.signature is not signature:
+                self._answer_alike(wave, calls[start:end], at + start, reply)
+                start, signature = end, call.signature
+        self._answer_alike(wave, calls[start:] if start else calls, at + start, reply)
 
-    def _count(self, signature: Signature, calls: list[Call], wave: PendingWave) -> None:
+    def _answer_alike(self, wave: PendingWave, calls: list[Call], at: int, reply: WaveReply) -> None:
+        """Answer calls of one signature. If one answer cannot be written, that call and those after it get an error."""
+        signature = calls[0].signature
         if signature.counted_by_lane:
             count = len(calls) - sum([call.gone for call in calls]) if wave.gone else len(calls)
             self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
-
-    def ended(self, count: int) -> None:
-        """A wave of `count` requests has ended."""
-        self.gathering.ended(count)
+        try:
+            signature.answer(calls, at, reply)
+        except Exception as error:
+            fail_unwritten(calls, error)
 
     def leave_all(self) -> None:
         """Send all waiting requests the full way."""
@@ -455,6 +453,9 @@ class Door:
 
 def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool) -> Iterable[tuple[bytes, ...]]:
     """The individual parts of answers to consecutive calls of a wave: the id, with `with_ids`, and the outputs."""
+    if with_ids and len(reply.outputs) == 1:
+        column, size = reply.columns[0], reply.outputs[0].size_bytes
+        return [(call.client_id, column[at * size : (at + 1) * size]) for at, call in enumerate(calls, start)]  # type: ignore[misc]
     columns = []
     for column, place in zip(reply.columns, reply.outputs, strict=True):
         size = place.size_bytes
@@ -462,14 +463,6 @@ def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool
     if with_ids:
         columns.insert(0, [call.client_id for call in calls])
     return zip(*columns, strict=True)
-
-
-def _answer(signature: Signature, calls: list[Call], at: int, reply: WaveReply) -> None:
-    """Answer consecutive calls. If one answer cannot be written, that call and those after it get an error."""
-    try:
-        signature.answer(calls, at, reply)
-    except Exception as error:
-        fail_unwritten(calls, error)
 
 
 def fail_unwritten(calls: Iterable[Call], error: Exception) -> None:

@@ -13,7 +13,7 @@ for another queue's answers at most twice as long as those usually take, or 2 ms
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Protocol
 
 from charonia.clock import monotonic_ns
@@ -105,6 +105,8 @@ class Round:
         self._waves = waves
         self._loop = asyncio.get_running_loop()
         self.is_shared = is_shared
+        """Partly filled waves leave when none of any queue is in flight, else when their own queue `has_turn`:
+        otherwise they would queue behind others."""
         self._queues: dict[Gathering, None] = {}
         self._doors: dict[Door, None] = {}
         """Doors with waiting requests."""
@@ -151,7 +153,7 @@ class Round:
                 self._end_hold(1.0)
         elif self._scheduled:
             pass
-        elif self._has_turn(queue):
+        elif not self.under_way if self.is_shared else queue.has_turn:
             if self._usual < _LONE and not self.under_way:
                 self._flush()
             else:
@@ -163,14 +165,14 @@ class Round:
             least_s, most_s = _PATIENCE_S
             patience_s = min(most_s, max(least_s, 2 * self._usual_s))
             self._patience_timer = self._loop.call_later(patience_s, self._stop_waiting)
-        queue.send_full(door)
+        if len(door.waiting) >= door.most:
+            queue.send_full(door)
 
     def _count(self) -> int:
-        return sum([len(door.waiting) for door in self._doors])
-
-    def _has_turn(self, queue: Gathering) -> bool:
-        """Whether partly filled waves may leave; otherwise they would queue behind others."""
-        return not self.under_way if self.is_shared else queue.has_turn
+        count = 0
+        for door in self._doors:
+            count += len(door.waiting)
+        return count
 
     def _send_when_quiet(self) -> None:
         """Send the waiting requests, unless the last tick added some: then the next one may, too."""
@@ -230,10 +232,14 @@ class Round:
     def ended(self, queue: Gathering, count: int) -> None:
         """A wave with `count` requests of a queue has ended: the next may leave."""
         self._answered += count
-        if self._hold_timer is not None or self._scheduled or not self._has_turn(queue):
+        if self._hold_timer is not None or self._scheduled:
             return
         if self.is_shared:
+            if self.under_way:
+                return
             self._all_answered()
+        elif not queue.has_turn:
+            return
         waiting = self._count()
         answered, self._answered = self._answered, 0
         self._number += 1
@@ -281,6 +287,7 @@ class Gathering:
         "_shared",
         "_stall_timer",
         "_waves",
+        "came",
         "closed_until_ns",
         "stream",
         "under_way",
@@ -307,17 +314,12 @@ class Gathering:
         self._shared = shared
         self._own = self._round = Round(waves, is_shared=False)
         self._own.add(self)
-
-    def came(self, door: Door) -> None:
+        self.came: Callable[[Door], None] = self._own.came
         """Requests have arrived at a door: send them now, soon, or when others are answered."""
-        self._round.came(door)
 
     def send_full(self, door: Door) -> None:
-        """Send the full waves that wait at a door."""
-        waiting = len(door.waiting)
-        if waiting < door.most:
-            return
-        if waiting > _MAX_WAITING:
+        """Send the full waves that wait at a door, which has one at least."""
+        if len(door.waiting) > _MAX_WAITING:
             door.leave_all()  # it enforces the bounds
         elif self.under_way < _MAX_UNDER_WAY:
             self.sent(door.send(full_only=True))
@@ -385,7 +387,7 @@ class Gathering:
         if other is self._round:
             return
         doors = self._round.remove(self)
-        self._round = other
+        self._round, self.came = other, other.came
         other.add(self)
         for door in doors:
             other.came(door)

@@ -86,10 +86,14 @@ class Layout:
                 start, end = self.parts[0]
                 return (data[at + start : at + end],), b""
             return tuple([data[at + start : at + end] for start, end in self.parts]), b""
-        values = [data[at + start : at + end] for start, end in self.parts]
-        request_id = values[0]
-        # other ids are left to the full way, which checks them
-        return (tuple(values[1:]), request_id) if is_plain(request_id) else None
+        start, end = self.parts[0]
+        request_id = data[at + start : at + end]
+        if request_id.translate(None, _PLAIN):  # other ids are left to the full way, which checks them
+            return None
+        if len(self.parts) == 2:
+            start, end = self.parts[1]
+            return (data[at + start : at + end],), request_id
+        return tuple([data[at + start : at + end] for start, end in self.parts[1:]]), request_id
 
     def join(self, inputs: Sequence[Buffer], request_id: bytes) -> bytes:
         """The inverse of `cut`: the bytes of a request."""
@@ -115,12 +119,12 @@ def is_sampled(context: bytes) -> bool:
     return context[-1:] not in b"02468ace-"
 
 
-_PLAIN = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")
+_PLAIN = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:"
 
 
 def is_plain(request_id: bytes) -> bool:
     """Whether an id has only letters, digits and `-_.:`, which are the same in protobuf, JSON and any encoding."""
-    return _PLAIN.issuperset(request_id)
+    return not request_id.translate(None, _PLAIN)
 
 
 def protobuf_layout(data: bytes, inputs: int) -> Layout | None:

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints, keys
 from charonia.calls.payload_transfer import Payloads
 from charonia.calls.request_endings import EXPIRED, end_requests
-from charonia.calls.requester import tell_cancelled
 from charonia.calls.unsent_counts import failure_reason
 from charonia.clock import monotonic_ns
 from charonia.errors import (
@@ -157,12 +157,8 @@ class Waves:
         """Append a wave to its queue; False if the log cannot take it now, and nothing was sent."""
         wave.stream = stream
         failpoints.hit("gateway.parsed")
-
-        def accepted(result: bytes | CharoniaError) -> None:
-            self._accepted(wave, result)
-
         try:
-            if self._send_wave(stream, pieces, accepted):
+            if self._send_wave(stream, pieces, partial(self._accepted, wave)):
                 self.requests += len(wave.calls)
                 return True
         except LogUnavailable:
@@ -222,7 +218,7 @@ class Waves:
         try:
             door.answered(wave, reply)
         finally:
-            door.ended(len(wave.calls))
+            door.gathering.ended(len(wave.calls))
 
     def on_response(self, response: ResponseRecord) -> bool:
         """Handle the response to one request; False if it belongs to no wave."""
@@ -261,7 +257,7 @@ class Waves:
         wave.left -= 1
         if not wave.left:
             self.forget(wave)
-            wave.door.ended(len(wave.calls))
+            wave.door.gathering.ended(len(wave.calls))
 
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
         """End the remaining calls of a wave with an error of this gateway."""
@@ -345,7 +341,8 @@ class Waves:
         """End what is counted and held for a wave, once."""
         if self._under_way.pop(wave.prefix, None) is None:
             return
-        self.end_payloads(wave.references)
+        if wave.references:
+            self.end_payloads(wave.references)
         self._requester.release(wave.held_bytes)
         self.leases.give_back(wave.model, len(wave.calls), wave.size_bytes)
 
@@ -355,8 +352,7 @@ class Waves:
         if wave is None:
             return
         wave.gone += 1
-        request_id = wave.prefix + bytes((call.index,))
-        self._dataplane.spawn(tell_cancelled(self._log, wave.model, request_id))
+        self._requester.cancels.send(wave.model, wave.prefix + bytes((call.index,)))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -392,6 +388,11 @@ class Waves:
             ids = [wave.prefix + bytes((call.index,)) for call in open_calls]
             attempts = await self._log.unsettled(wave.model, ids)
             lost = [call for call, attempt in zip(open_calls, attempts, strict=True) if attempt < 0]
+            if wave.gone:
+                # requests of a burst wave, perhaps with a new owner, who does not know what the former one noted
+                for call, request_id, attempt in zip(open_calls, ids, attempts, strict=True):
+                    if call.gone and attempt >= 0:
+                        self._requester.cancels.keep(wave.model, request_id)
             if lost and not wave.was_missing:
                 wave.was_missing = True
                 continue

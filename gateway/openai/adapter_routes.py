@@ -36,6 +36,8 @@ def add_adapters(routes: RouteTable, handler: Handler, models: TextModels, chang
 
     async def change(model: TextModel, adapter: str, path: str | None) -> None:
         """Under the lock. A client that leaves does not end the change, as the executors would make it all the same."""
+        if not handler.loads_by_call():
+            raise ApiError("Adapters are loaded and unloaded with --model-control-mode=explicit only")
         task = changes.spawn(handler.load_model(model.name, changed(model, adapter, path), {}), "adapter-change")
         await asyncio.shield(task)
 

@@ -66,7 +66,7 @@ class TextTools:
         except InvalidArgument as error:
             if not text.isascii() and not _is_unicode(text):
                 raise ApiError(error.message) from None
-            message = f"This model's maximum context length is {self.context} tokens, but {error.message}."
+            message = f"This model's maximum context length is {self.context} tokens: {error.message}."
             raise ApiError(message, code=CONTEXT_LENGTH) from None
 
 

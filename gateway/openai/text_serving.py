@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,9 @@ _WAITING_DELTAS = 64
 
 _CUT_CONTEXTS = 16
 """A prompt of token ids that is cut may have so many times those that the context has room for."""
+
+_FIRST_WORD = re.compile(r"\w+")
+"""Of a message about parameters: the parameter that it is about."""
 
 _FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_token_ids")
 
@@ -120,7 +124,7 @@ class TextServing:
         bound = self.pending.bounds(caller.tenant).text
         model = self._generating(chat.model, asked)
         tools = await self.models.tools(model)
-        await self._check_structure(chat.sampling, tools)
+        await self._check_structure(chat.sampling, tools, chat.structured_by)
         prompt: Prompt
         if chat.prompt_ids is None:
             prompt = await self.models.render(tools, chat)
@@ -152,7 +156,7 @@ class TextServing:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(wanted.model, asked)
         tools = await self.models.tools(model)
-        await self._check_structure(wanted.sampling, tools)
+        await self._check_structure(wanted.sampling, tools, wanted.structured_by)
         if "prompt_logprobs" in wanted.sampling:
             _check_scores(model, tools, "echo" if wanted.prompt_logprobs is None else "prompt_logprobs")
         cut = _Cut.of(wanted.options, model, tools, wanted.max_tokens)
@@ -246,8 +250,11 @@ class TextServing:
         texts = [length + (max_tokens or 0) for length in lengths for _ in range(count)]
         return PreparedText(model, tools, requests, prompts, counted, tokens, text_tokens=texts)
 
-    async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None) -> None:
-        """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work."""
+    async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None, param: str) -> None:
+        """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work.
+
+        `param` is the field that it is in.
+        """
         given = sampling.get("structured_outputs")
         if given is None:
             return
@@ -255,7 +262,7 @@ class TextServing:
             structured = structured_output(given)
             await self.handler.offload.in_thread(len(structured.text), _compile, structured, tools)
         except InvalidArgument as error:
-            raise ApiError(error.message, param="response_format") from None
+            raise ApiError(error.message, param=param) from None
         except Unsupported:
             pass  # only engines have the library: they check
 
@@ -267,7 +274,8 @@ class TextServing:
             if tools is not None:
                 check_vocabulary(parameters, tools.tokenizer.vocabulary)
         except InvalidArgument as error:
-            raise ApiError(error.message) from None
+            named = _FIRST_WORD.match(error.message)
+            raise ApiError(error.message, param=named[0] if named and named[0] in wanted else None) from None
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,9 @@ TYPES: dict[str, type] = {
 }
 """The settings and their types, in the order of the reply. Fronts check values before `LogSwitches.changed`."""
 
+_MAX_VERBOSE_LEVEL = 2**31 - 1
+"""The greatest number of 32 bits with a sign, as which Triton keeps the level."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogSwitches:
@@ -57,10 +60,21 @@ class LogSwitches:
         """
         if "log_file" in wanted:
             raise Unsupported("log file location can not be updated through network protocol")
-        return replace(self, **{key: value for key, value in wanted.items() if key in TYPES})
+        changes = {key: value for key, value in wanted.items() if key in TYPES}
+        if "log_verbose_level" in changes:
+            changes["log_verbose_level"] = _verbose_level(changes["log_verbose_level"])
+        return replace(self, **changes)
 
     def reply(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _verbose_level(number: int) -> int:
+    """The level that Triton makes of a number: its lowest 32 bits with a sign, and a negative one is 0. A greater
+    number has no place in the gRPC answer (`uint32_param`).
+    """
+    level = number & 0xFFFFFFFF
+    return level if level <= _MAX_VERBOSE_LEVEL else 0
 
 
 def current() -> LogSwitches:
@@ -71,7 +85,7 @@ def current() -> LogSwitches:
         severities.info,
         severities.warning,
         severities.error,
-        severities.verbose,
+        _verbose_level(severities.verbose),
         current_format(),
     )
 

@@ -26,7 +26,7 @@ from loadtest.model import LoadTestError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("budgets.toml")
-ATTEMPTS = 3
+ATTEMPTS = 5
 PAUSE_S = 31.0
 """A gateway that took a model for too slow for waves tries it in waves again after 30 s (`gateway.lane.gathering`)."""
 IDLE_S = 1.5

@@ -27,10 +27,10 @@ from typing import Any, cast
 import hpack
 import numpy as np
 
+from charonia.analyzer.http1_lane import AnswerReader, Head, ProtocolError
 from loadtest.bench.cases import Array
 from loadtest.bench.h2load import Sample
 from loadtest.bench.messages import GRPC_PATH
-from loadtest.http1 import Head, ProtocolError, ResponseReader
 
 CANCELLED, PRIORITISED, WRONG = 0.01, 0.05, 0.02
 POOL = 64
@@ -245,7 +245,7 @@ class HttpCaller(asyncio.Protocol):
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._transport: asyncio.Transport | None = None
-        self._reader = ResponseReader()
+        self._reader = AnswerReader()
         self._request: Request | None = None
         self._id = ""
         self._started_us = 0
@@ -265,7 +265,7 @@ class HttpCaller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._reader = ResponseReader()
+        self._reader = AnswerReader()
         self._send()
 
     def connection_lost(self, _exc: Exception | None) -> None:

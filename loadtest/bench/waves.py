@@ -19,9 +19,9 @@ import h2.config
 import h2.connection
 import h2.events
 
+from charonia.analyzer.http1_lane import AnswerReader, ProtocolError
 from loadtest.bench.cases import Case
 from loadtest.bench.messages import grpc_message, http_message
-from loadtest.http1 import ProtocolError, ResponseReader
 from loadtest.model import LoadTestError, split_url
 
 TIMEOUT_S = 60.0
@@ -65,7 +65,7 @@ class HttpCallers:
         lines = [f"POST {message.path} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(message.body)}"]
         lines += [f"{name}: {value}" for name, value in message.headers.items()]
         self._prefix = "\r\n".join([*lines, "", ""]).encode() + message.body[:head_bytes]
-        self._connections = [(_connect(address), ResponseReader()) for _ in range(count)]
+        self._connections = [(_connect(address), AnswerReader()) for _ in range(count)]
 
     def wave(self, tensors: Sequence[bytes]) -> None:
         """See `Callers`."""

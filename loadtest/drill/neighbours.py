@@ -1,8 +1,8 @@
 """`python -m loadtest.drill.neighbours`: what small calls wait beside one client that sends large or hostile messages.
 
 Serves this checkout on two models of its own, and times small HTTP calls, one at a time, in turns: alone, then beside
-each kind of neighbour (`hostile_clients`), then alone again. Printed are p50, p99 and the longest of the small calls,
-p99 as a multiple of p99 alone (mean of before and after), what the neighbour had answered, and the largest memory of
+each kind of neighbour (`hostile_clients`), and so on, at last alone again. Printed are p50, p99 and the longest of the
+small calls of all rounds, p99 as a multiple of p99 alone, what the neighbour had answered, and the largest memory of
 each process meanwhile.
 
 The control: after each kind the same small calls, beside the same client that talks as often with a `sink` instead,
@@ -70,6 +70,18 @@ class Beside:
     memory_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     control: Beside | None = None
     """The same beside a sink."""
+
+    def add(self, other: Beside) -> None:
+        """Another round."""
+        self.times_ms += other.times_ms
+        self.failed += other.failed
+        self.answered += other.answered
+        self.refused += other.refused
+        for role, size in other.memory_bytes.items():
+            self.memory_bytes[role] = max(self.memory_bytes[role], size)
+        if other.control is not None:
+            self.control = self.control or Beside(self.kind)
+            self.control.add(other.control)
 
     def quantile(self, share: float) -> float:
         ordered = sorted(self.times_ms)
@@ -183,8 +195,8 @@ class Measurement:
 
 
 def table(results: Sequence[Beside]) -> str:
-    """The results as a Markdown table."""
-    base = sum(alone) / len(alone) if (alone := [one.quantile(0.99) for one in results if one.kind == ALONE]) else 1.0
+    """The results as a Markdown table; the first are those alone."""
+    base = results[0].quantile(0.99)
     lines = [
         "| beside | calls | failed | p50 ms | p99 ms | longest ms | p99 of alone | beside a sink, of alone "
         "| neighbour's | its sink's | memory MiB |",
@@ -211,7 +223,8 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="A,B,…", help="neighbours (default all)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="per kind (default 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="per kind and round (default 10)")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="in turns (default 1)")
     parser.add_argument(
         "--neighbour-policy",
         choices=sorted(POLICIES),
@@ -230,13 +243,16 @@ def main(words: Sequence[str] | None = None) -> int:
         with Charonia(Path(home), options.serve_option, options.checkout) as server:
             measurement = Measurement(server, options.seconds, options.neighbour_policy)
             measurement.alone(1.0)  # what is loaded by the first calls
-            results = [measurement.alone()]
-            for kind in kinds:
-                results.append(measurement.beside(kind))
-                results[-1].control = measurement.beside_sink(kind, results[-1])
-                print(f"{kind}: p99 {results[-1].quantile(0.99):.1f} ms", file=sys.stderr, flush=True)
-            results.append(measurement.alone())
-    print(table(results))
+            alone, beside = Beside(ALONE), {kind: Beside(kind) for kind in kinds}
+            for _ in range(options.rounds):
+                alone.add(measurement.alone())
+                for kind in kinds:
+                    found = measurement.beside(kind)
+                    found.control = measurement.beside_sink(kind, found)
+                    beside[kind].add(found)
+                    print(f"{kind}: p99 {found.quantile(0.99):.1f} ms", file=sys.stderr, flush=True)
+            alone.add(measurement.alone())
+    print(table([alone, *beside.values()]))
     return 0
 
 

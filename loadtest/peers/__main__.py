@@ -91,7 +91,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     options.peers = options.peers.resolve()
     if options.action == "compare":
-        return compare(options.peers)
+        try:
+            return compare(options.peers)
+        except LoadTestError as error:
+            print(f"loadtest.peers: {error}", file=sys.stderr)
+            return 1
     names = options.peer or list(RECIPES)
     if options.action == "setup":
         return 0 if set_all_up(names, options.peers) else 1

@@ -1,6 +1,7 @@
 """Sends the calls of `compared_calls` to Triton and to Charonia, and says which are answered otherwise.
 
-What differs by intent, or by Triton's version, is in `ACCEPTED`, each with its reason.
+What differs by intent, or by Triton's version, is in `ACCEPTED`, each with its reason. A server may end a connection
+without an answer, and both may do so alike; a server that is gone, or that gives no answer in time, is like no other.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2, service_pb2_grpc  # type: ignore[import-untyped]
 
 from loadtest.bench.servers import Endpoints
+from loadtest.model import LoadTestError
 
 from .compared_calls import Call, GrpcCall, HttpCall
 
 TIMEOUT_S = 20
+NO_ANSWER = f"no answer within {TIMEOUT_S} s"
 _HEADERS = ("content-type", "content-encoding", "inference-header-content-length", "transfer-encoding")
 _DECODERS = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
@@ -61,15 +64,30 @@ def read_body(data: bytes, headers: dict[str, str]) -> Any:
         return data.decode("utf-8", "backslashreplace")
 
 
+def _check_live(address: str, failure: str) -> None:
+    """Raises `LoadTestError` where no server answers at the HTTP address, which a call's failure makes likely."""
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException) as error:
+        raise LoadTestError(f"the server at {address} is gone ({error}), the call before found: {failure}") from error
+    finally:
+        connection.close()
+
+
 def ask_http(address: str, call: HttpCall) -> Any:
-    """Status, headers that matter and body; of an error, no content type."""
+    """Status, headers that matter and body; of an error, no content type. Raises `LoadTestError` without a server."""
     connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     try:
         connection.request(call.method, call.path, call.body, dict(call.headers))
         answer = connection.getresponse()
         headers = {name.lower(): value for name, value in answer.getheaders() if name.lower() in _HEADERS}
         body = read_body(answer.read(), headers)
+    except TimeoutError:
+        return NO_ANSWER
     except (OSError, http.client.HTTPException) as error:
+        _check_live(address, repr(error))
         return repr(error)
     finally:
         connection.close()
@@ -90,7 +108,9 @@ def _response(message: Any) -> Any:
 
 
 def ask_grpc(stub: Any, call: GrpcCall) -> Any:
-    """The responses of a call, each error with its text, and the status at the end."""
+    """The responses of a call, each error with its text, and the status at the end. Raises `LoadTestError` without a
+    server.
+    """
     found: list[Any] = []
     try:
         if call.streamed:
@@ -99,12 +119,19 @@ def ask_grpc(stub: Any, call: GrpcCall) -> Any:
         else:
             found.append(_response(stub.ModelInfer(call.requests[0], timeout=TIMEOUT_S)))
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return [*found, NO_ANSWER]
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            try:
+                stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=TIMEOUT_S)
+            except grpc.RpcError:
+                raise LoadTestError(f"the server is gone, the call before found: {error.details()}") from error
         return [*found, error.code().name, error.details()]
     return [*found, "OK"]
 
 
 def answers(endpoints: Endpoints, calls: Sequence[Call]) -> Iterator[str]:
-    """The answer to each call, as JSON text with sorted keys."""
+    """The answer to each call, as JSON text with sorted keys. Raises `LoadTestError` without a server."""
     with grpc.insecure_channel(str(endpoints.grpc)) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for call in calls:
@@ -118,6 +145,13 @@ def reason_for(name: str) -> str:
 
 
 def differences(triton: Endpoints, charonia: Endpoints, calls: Sequence[Call]) -> list[Difference]:
-    """The calls that are answered otherwise. Each is sent to both, one after the other."""
+    """The calls that are answered otherwise, or by neither in time. Each is sent to both, one after the other.
+
+    Raises `LoadTestError` where one of the servers is gone.
+    """
     pairs = zip(calls, answers(triton, calls), answers(charonia, calls), strict=True)
-    return [Difference(call.name, one, other, reason_for(call.name)) for call, one, other in pairs if one != other]
+    return [
+        Difference(call.name, one, other, "" if NO_ANSWER in one else reason_for(call.name))
+        for call, one, other in pairs
+        if one != other or NO_ANSWER in one
+    ]

@@ -153,6 +153,51 @@ async def test_names_that_fit_nothing(made: Made, tmp_path: Path) -> None:
         await instance_of(PyTorchBackend(), spec(source(tmp_path, f"max_batch_size: 8 {text}")))
 
 
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 0.5) -> torch.Tensor:
+        return (x + y) * scale
+
+
+HALVES = (
+    "import torch\n\nclass Halves(torch.nn.Module):\n    def forward(self, x, y, scale=0.5):\n"
+    "        return (x + y) * scale\n"
+)
+
+
+def halves(form: Form, directory: Path, inputs: str) -> ModelSource:
+    """`Halves` in a form, with these inputs in its configuration."""
+    (directory / "1").mkdir()
+    if form is Form.SCRIPT:
+        scripted(Halves(), directory / "1" / "model.pt")
+    else:
+        (directory / "1" / "model.py").write_text(HALVES)
+    tensors = "".join(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 4 }} ' for name in inputs.split())
+    runtime = 'runtime: "model.py" ' if form is Form.CODE else ""
+    return source(directory, f'{runtime}{tensors}output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: 4 }}')
+
+
+@pytest.mark.parametrize("form", [Form.SCRIPT, Form.CODE], ids=lambda form: form.name)
+async def test_each_argument_without_a_default_is_an_input(form: Form, tmp_path: Path) -> None:
+    of = halves(form, tmp_path, "INPUT__0")
+    with pytest.raises(InvalidArgument, match="configuration has no input for INPUT__1/y, which forward needs"):
+        await instance_of(PyTorchBackend(), spec(of))
+
+
+@pytest.mark.parametrize("form", [Form.SCRIPT, Form.CODE], ids=lambda form: form.name)
+async def test_an_argument_with_a_default_may_be_left_out(form: Form, tmp_path: Path) -> None:
+    instance = await instance_of(PyTorchBackend(), spec(halves(form, tmp_path, "y x")))
+    given = {"x": np.ones(4, np.float32), "y": np.full(4, 3, np.float32)}
+    assert np.array_equal(instance.execute(given, ["OUTPUT__0"])["OUTPUT__0"], np.full(4, 2))
+
+
+@pytest.mark.parametrize(("text", "side"), [("output", "input"), ("input", "output")])
+async def test_a_form_that_does_not_say_its_tensors_needs_them_written(text: str, side: str, tmp_path: Path) -> None:
+    as_script(tmp_path)
+    of = source(tmp_path, f'{text} {{ name: "{text.upper()}__0" data_type: TYPE_FP32 dims: [-1, 4] }}')
+    with pytest.raises(InvalidArgument, match=f"must contain at least one {side}, none were specified"):
+        await instance_of(PyTorchBackend(), spec(of))
+
+
 async def test_an_argument_that_was_constant_when_it_was_exported_is_no_input(tmp_path: Path) -> None:
     class Powers(torch.nn.Module):
         def forward(self, x: torch.Tensor, power: int, y: torch.Tensor) -> torch.Tensor:

@@ -270,6 +270,9 @@ def test_a_queue_is_edited(seen: World, browser: object, width: int, scheme: str
         page.screenshot(path=PICTURES / f"action-queue-{at}.png", full_page=True)
         page.click("text=Move the chosen to level")
         assert said(page, f"action-moved-{at}").startswith("1 request moved to level 3.")
+        if scripts:  # the first update is no older than the page
+            page.wait_for_selector("#live[data-state=live]")
+        assert re.search(r"^3\s+0\s+1\s", page.inner_text("#model_queue"), re.MULTILINE)
         page.click("text=The first of them")
         for job in jobs[1:3]:
             page.check(f"input[value='{job}']")

@@ -107,3 +107,12 @@ async def test_sets_go_at_the_latest_time_that_was_said(log: EventLog) -> None:
     await log.keep_recent(RECENT, {b"a": (1, 50)}, 100)
     await log.keep_until(RECENT, past_us)
     assert await log.keep_recent(RECENT, {b"b": (2, 100)}, 100) == [], "its sizes are forgotten too"
+
+
+@pytest.mark.parametrize("tenant", ["", "a", "b", "c"])
+async def test_streams_go_as_sets_do(log: EventLog, tenant: str) -> None:
+    later_us, past_us = 4_102_444_800_000_000, 1_763_700_000_000_000
+    for stream, until_us, left in ((keys.batch_facts(tenant), later_us, 1), (keys.ending_files(tenant), past_us, 0)):
+        await log.append(stream, [b"f", b"x"])
+        await log.keep_until(stream, until_us)
+        assert len(await log.range(stream)) == left

@@ -217,6 +217,18 @@ async def test_a_stream_removed_and_added_at_once_is_read_from_its_new_place(
     assert await collector.count(stream, 4) == [b"a", b"b", b"b", b"c"]
 
 
+async def test_a_stream_that_takes_the_place_of_another_is_read(
+    subject: Subject, reader: tuple[StreamReader, Collector]
+) -> None:
+    follow, collector = reader
+    for number, stream in enumerate([b"first", b"second", b"first"]):
+        follow.add(stream)
+        await put(subject.log, stream, b"%d" % number)
+        await collector.until(lambda stream=stream, number=number: b"%d" % number in collector.values(stream))
+        follow.remove(stream)
+    assert collector.values(b"second") == [b"1"]
+
+
 async def test_a_callback_may_remove_the_other_streams_of_the_same_read(subject: Subject) -> None:
     streams = [b"%d" % number for number in range(3)]
     for stream in streams:

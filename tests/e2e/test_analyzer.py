@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from e2e_models import python
 
 from charonia import cli
+from charonia.analyzer.benching import Bench
 from charonia.client import Client
 
 pytestmark = pytest.mark.e2e
@@ -159,6 +161,40 @@ def test_what_fails_is_said(server: Any, capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr()
     assert "with failed requests" in said.err
     assert sum(json.loads(said.out)["levels"][0]["errors"].values()) == 3
+
+
+@pytest.mark.parametrize("windows", [0, 1, 2])
+def test_an_interrupt_in_the_first_level_leaves_its_whole_windows(
+    server: Any, windows: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, measured = Bench._window, list[Any]()
+
+    def window(bench: Bench, before: Mapping[str, Any]) -> Any:
+        if len(measured) == windows:
+            signal.raise_signal(signal.SIGINT)
+        measured.append(measure(bench, before))
+        return measured[-1]
+
+    monkeypatch.setattr(Bench, "_window", window)
+    load = ["-u", server.http, "--concurrency-range", "2:4", *WINDOWS, *ANY]
+    code = cli.main(["bench", "-m", "identity", *load])
+    said = capsys.readouterr()
+    assert "bench: interrupted" in said.err
+    if not windows:
+        assert (code, said.out) == (130, "")
+        assert "there are no figures" in said.err
+        return
+    assert code == 1
+    assert "Request concurrency: 2" in said.out
+    assert f"the first {'window' if windows == 1 else '2 windows'} of the first level" in said.err
+    assert "not stable, or with failed requests: concurrency 2" in said.err
+
+
+def test_the_port_of_the_other_protocol_is_suspected(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "-m", "identity", "-u", server.grpc]) == 1
+    assert capsys.readouterr().err.rstrip().endswith("is this the server's gRPC port?")
+    assert cli.main(["bench", "-m", "identity", "-i", "grpc", "-u", server.http]) == 1
+    assert capsys.readouterr().err.rstrip().endswith("is this the server's HTTP port?")
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

@@ -27,7 +27,7 @@ from calling_models import (
     WORKER_IO,
     instances,
 )
-from e2e_asking import client, infer, inputs, pending, statistics, until
+from e2e_asking import client, infer, inputs, pending, settle, statistics, until
 from e2e_models import WIDTH, put, python, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -65,10 +65,12 @@ def ask(server: Any, model: str, x: np.ndarray = X, /, **parameters: str) -> tup
 def test_a_model_calls_a_model_and_waits(server: Any) -> None:
     y, said = ask(server, "caller", do="call", model="worker", more=json.dumps({"request_id": "inner"}))
     assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id": "inner"}'])
+    settle(server, "worker")
     before = statistics(server, "worker")["inference_count"]
     large = np.arange(100_000, dtype=np.float32)
     y, _ = ask(server, "caller", large, do="call", model="worker")
     assert np.array_equal(y, 2 * large)
+    settle(server, "worker")
     assert statistics(server, "worker")["inference_count"] == before + 1
 
 

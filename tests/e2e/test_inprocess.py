@@ -476,7 +476,9 @@ def test_what_a_server_says_of_its_models(server: Server) -> None:
     before = model.statistics()["model_stats"][0]
     list(model.infer(inputs=row()))
     until("it is counted", lambda: model.statistics()["model_stats"][0]["inference_count"] > before["inference_count"])
-    for ask in (server.model("nothing").metadata, server.model("nothing").ready, server.model("nothing").config):
+    assert not server.model("nothing").ready()
+    assert not server.model("double", 9).ready()
+    for ask in (server.model("nothing").metadata, server.model("nothing").config):
         with pytest.raises(NotFoundError, match="Request for unknown model: 'nothing' is not found"):
             ask()
     with pytest.raises(InvalidArgumentError, match="requested model 'nothing' is not available"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from e2e_asking import until
 from e2e_models import gated, python, scaling, scaling_graph
 
 from charonia.composition.children import descendants
+from charonia.composition.state_directory import StateDirectory
 from charonia.eventlog.embedded import short_directory
 from charonia.inprocess import (
     InternalError,
@@ -53,19 +53,25 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         made.append(Path(tempfile.mkdtemp(prefix=prefix)))
         return str(made[-1])
 
+    def sockets_of(state: Path) -> Path:
+        made.append(short_directory(state))
+        return made[-1]
+
+    def memory_of(state: StateDirectory) -> str:
+        if found := memory_directory(state):
+            made.append(Path(found))
+        return found
+
+    memory_directory = StateDirectory.memory_directory
+    monkeypatch.setattr(StateDirectory, "memory_directory", memory_of)
     monkeypatch.setattr("charonia.composition.hosting.tempfile", SimpleNamespace(mkdtemp=make))
+    monkeypatch.setattr("charonia.composition.supervisor.short_directory", sockets_of)
     processes, threads = set(descendants(os.getpid())), set(threading.enumerate())
     yield
     # what was there before may have ended meanwhile, and what is stopped takes its time to be gone
     until("its processes are gone", lambda: set(descendants(os.getpid())) <= processes)
     until("its threads are gone", lambda: set(threading.enumerate()) <= threads)
-    for directory in made:
-        digest = hashlib.blake2b(os.fsencode(directory / "state"), digest_size=8).hexdigest()
-        assert not directory.exists()
-        assert not (Path("/dev/shm") / f"charonia-{os.getuid()}-{digest}").exists()
-        sockets = short_directory(directory / "state")  # makes it where it is not
-        assert not list(sockets.iterdir())
-        sockets.rmdir()
+    assert not [directory for directory in made if directory.exists()]
 
 
 @pytest.fixture
@@ -168,7 +174,9 @@ def test_models_are_loaded_and_unloaded(models: Path) -> None:
             server.model("triple").infer(inputs=ROW)
         triple = server.load("triple")
         assert (triple.name, triple.version, first(server, "triple")) == ("triple", -1, 3.0)
+        assert triple.ready()
         server.unload(triple, wait_until_unloaded=True, timeout=60)
+        assert not triple.ready()
         assert server.models()["triple", 1].state == "UNAVAILABLE"
         server.unload("double")
         server.unload("unknown")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from controlled_models import factor
-from e2e_asking import Gate, client, index, infer, inputs, pending, post, statistics, until
+from e2e_asking import Gate, client, index, infer, inputs, pending, post, settle, statistics, until
 from e2e_models import WIDTH, gated, put, scaling, scaling_graph
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -82,10 +82,12 @@ def test_load_reload_unload(kind: str, explicit: Any) -> None:
         assert asking.is_model_ready(name), "a load returns when the model is ready (H41)"
         assert factor(server, name, kind) == 5
         asking.load_model(name)
+        settle(server, name)
         assert statistics(server, name)["inference_count"] == 1, "a reload without a change is no reload (R22)"
         scaling(explicit.models, name, 6)
         asking.load_model(name)
         assert factor(server, name, kind) == 6
+        settle(server, name)
         assert statistics(server, name)["inference_count"] == 1, "a reload starts counting anew (X6)"
         asking.unload_model(name)
         assert not asking.is_model_ready(name), "an unload returns when the model is not ready (H42)"
@@ -95,6 +97,7 @@ def test_load_reload_unload(kind: str, explicit: Any) -> None:
             asking.load_model(name)
             assert statistics(server, name)["inference_count"] == 0
             assert factor(server, name, kind) == value
+            settle(server, name)  # else it may be counted after the next load
         asking.unload_model(name)
         until("the model is unloaded again", lambda: index(server)[name, "1"].get("reason") == "unloaded")
         assert index(server)[name, "1"]["state"] == "UNAVAILABLE"
@@ -304,13 +307,22 @@ def test_a_file_override_replaces_the_model_directory(kind: str, explicit: Any) 
         until("versions on disk are not used (R25)", lambda: index(server)[name, "1"]["state"] == "UNAVAILABLE")
         assert json.loads(server.get(f"/v2/models/{name}")[1])["versions"] == ["3"]
         asking.load_model(name)
-        assert factor(server, name, kind) == 11, "a plain load keeps it"
+        assert factor(server, name, kind) == 4, "a plain load takes the repository again"
+        until("the version of the request is gone", lambda: index(server)[name, "3"]["state"] == "UNAVAILABLE")
+        assert json.loads(server.get(f"/v2/models/{name}")[1])["versions"] == ["1"]
+        asking.load_model(name, config=configuration(), files={"file:1/model.onnx": scaling_graph(13)})
+        assert factor(server, name, kind) == 13
+        asking.load_model(name)
+        assert factor(server, name, kind) == 4, "also where the version has the same number"
+        asking.load_model(name, config=configuration(), files={"file:3/model.onnx": scaling_graph(11)})
         asking.unload_model(name)
         asking.load_model(name)
         assert factor(server, name, kind) == 4
         # a model the repository does not have at all
         asking.load_model(f"new_{kind}", config=configuration(), files={"file:1/model.onnx": scaling_graph(12)})
-        assert factor(server, f"new_{kind}", kind) == 12
+        with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
+            asking.load_model(f"new_{kind}")
+        assert factor(server, f"new_{kind}", kind) == 12, "what serves goes on"
 
 
 def test_a_file_override_needs_a_configuration_and_stays_inside(explicit: Any, tmp_path: Path) -> None:

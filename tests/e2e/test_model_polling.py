@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from controlled_models import factor
-from e2e_asking import index, post, statistics, until
+from e2e_asking import index, post, settle, statistics, until
 from e2e_models import SCALING_IO, put, scaling
 from e2e_server import serving, start
 from tritonclient.utils import InferenceServerException
@@ -43,10 +43,12 @@ def test_polling_follows_models_as_they_come_change_and_go(polled: Any) -> None:
     until("a new model is served", lambda: serves("second", 3))
     scaling(models, "first", 4)
     until("a changed model is served", lambda: serves("first", 4))
+    settle(server, "first")
     before = statistics(server, "first")["inference_count"]
     put(models / "first" / "1" / "model.onnx", b"no model at all")
     until("the broken file was tried", lambda: "failed to load first: " in server.log())
     assert factor(server, "first") == 4
+    settle(server, "first")
     assert statistics(server, "first")["inference_count"] == before + 1
     scaling(models, "first", 5)
     until("it is mended", lambda: serves("first", 5))
@@ -76,6 +78,7 @@ def test_a_new_version_loads_alone(polled: Any) -> None:
     scaling(models, "versions", 10, version=10)
     scaling(models, "versions", 2, version=2)
     until("all versions", lambda: ready() == {"1", "2", "10"})
+    settle(server, "versions")
     assert statistics(server, "versions")["inference_count"] == 1, "version 1 was left alone (R10)"
     assert factor(server, "versions") == 10, "the numerically highest is the default (R3)"
     assert [factor(server, "versions", "grpc", v) for v in ("1", "2", "10")] == [1, 2, 10]
@@ -139,10 +142,22 @@ def test_models_that_cannot_load_do_not_stop_the_others(serve: Any, tmp_path: Pa
     assert server.get("/v2/health/ready")[0] == 200
 
 
+WHOLE = """platform: "ensemble"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step { model_name: "nowhere" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }
+"""
+
+
 def test_strict_readiness_counts_models_that_failed(tmp_path: Path) -> None:
     scaling(tmp_path / "models", "good", 2)
     scaling(tmp_path / "models", "bad", 2)
     put(tmp_path / "models" / "bad" / "1" / "model.onnx", b"no model at all")
+    scaling(tmp_path / "models", "unreadable", 2)
+    put(tmp_path / "models" / "unreadable" / "config.pbtxt", b"no_such_field: 3")
+    put(tmp_path / "models" / "whole" / "config.pbtxt", WHOLE.encode())
+    (tmp_path / "models" / "whole" / "1").mkdir()
     server = start(
         tmp_path / "models",
         tmp_path / "state",
@@ -169,5 +184,11 @@ def test_strict_readiness_counts_models_that_failed(tmp_path: Path) -> None:
         assert post(server, "/v2/repository/models/bad/unload")[0] == 200
         until("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
         assert index(server)["bad", "1"]["reason"] == "unloaded"
+        # nor does an ensemble without its models, or a model whose configuration cannot be read
+        assert "nowhere" in index(server)["whole", "1"]["reason"]
+        assert post(server, "/v2/repository/models/whole/load")[0] == 400
+        assert "no_such_field" in index(server)["unreadable", "1"]["reason"]
+        assert post(server, "/v2/repository/models/unreadable/load")[0] == 500
+        assert server.get("/v2/health/ready")[0] == 200
     finally:
         assert server.stop() == 0

@@ -137,7 +137,7 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
         assert gateway.get("/v2/health/ready")[0] == 200, "the pool's next executor is waited for"
         stack.start_far()
         np.testing.assert_array_equal(waiting.result(60).as_numpy("OUTPUT0"), X * 4)
-    assert statistics(gateway, "far")["inference_stats"]["success"]["count"] >= 1
+    until("it is counted", lambda: statistics(gateway, "far")["inference_stats"]["success"]["count"] >= 1)
 
 
 def queue(log_url: str) -> bytes:

@@ -197,7 +197,11 @@ def test_commands_that_ask(kind: str, two: Server, tmp_path: Path) -> None:
     assert "ready (triton" in Said(two, "health", kind=kind).out
     assert Said(two, "health", "nope", kind=kind).code == 1
     assert {row["name"] for row in Said(two, "models", "--json", kind=kind).lines[0]} == {"double", "gated", "squares"}
-    assert "squares" in Said(two, "models", kind=kind).out
+    table = Said(two, "models", kind=kind).out.splitlines()
+    assert [line.split() for line in table if line.startswith("squares")] == [["squares", "1", "READY", "-"]]
+    said = Said(two, "infer", "squares", "--input", "COUNT=3", kind=kind)
+    assert said.code == 1
+    assert said.error.rstrip().endswith("doesn't support models with decoupled transaction policy: add --stream")
     said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", kind=kind)
     assert said.out.splitlines() == ["OUTPUT0 FP32 [1, 4]", "[[2. 4. 6. 8.]]"]
     said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", "--out", str(tmp_path), kind=kind)

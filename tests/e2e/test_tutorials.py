@@ -122,6 +122,8 @@ def test_what_is_shown_stands_for_what_is_printed(shown: str, printed: str, is_r
     [
         ("16 entries from 1795453756166-0", "7 entries from 1795453800001-12", True),
         ("error -0.0 % +1.2 %", "error +12.5 % -3.1 %", True),
+        ("398 B  1.1s  yes", "398 B  931ms  yes", True),
+        ("398 B  1.1s  yes", "398 B  931  yes", False),
         ("rate 151.7", "rate -", False),
         ("16 entries", "16 facts", False),
     ],

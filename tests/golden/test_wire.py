@@ -187,6 +187,7 @@ WITH_MORE: dict[str, Fact] = {
     "version_loaded_takes_waves": VersionLoaded(
         "e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12, takes_waves=True
     ),
+    "version_failed_unpolled": VersionFailed("e-1", "m", 3, 1, "Internal: why", unpolled=True),
     "version_loaded_with_memory": VersionLoaded("e-1", "m", 3, "abc", 2, b"\x0a\x01m", memory={"GPU 0": 2**33}),
 }
 """Kinds of an earlier release with what was added to them."""

@@ -12,7 +12,7 @@ import batching_cluster as parts
 import pytest
 from asking_cluster import DYNAMIC, ORDERED, answers, failure, pending_are, statistics
 from batched_jobs import ended, submit
-from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
+from batching_cluster import HASH, MODEL, NEVER_MS, PATIENCE_S, Cluster, ask, until, until_so, value_of
 
 import batcher.service as owners
 from batcher.housekeeping.model_checks import ModelChecks, verify
@@ -20,14 +20,25 @@ from batcher.owner.owned import OwnedModel
 from batcher.takeover import recovery
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
 from charonia.eventlog.membership import preferred_owner
 from charonia.eventlog.port import EventLog, Limits
-from charonia.facts.events import FIELD_FACT, ProcessJoined, QueueCommanded, pack_fact
+from charonia.facts.events import (
+    FIELD_FACT,
+    ExecutionUnwanted,
+    ProcessJoined,
+    QueueCommanded,
+    RequestCancelled,
+    facts_of,
+    pack_fact,
+)
 from charonia.facts.jobs import JobState
 from charonia.facts.sequence_states import SequenceAbout, SequenceStep
 from charonia.options.settings import BatcherSettings
+from charonia.tensors import Tensor
+from charonia.wire import pack_request, request_meta
 
 pytestmark = pytest.mark.integration
 
@@ -52,6 +63,124 @@ async def test_what_a_dead_batcher_had_is_taken_over_and_answered_once(cluster: 
     assert sorted(executor.executed) == list(range(60)), "what was running is not run again"
     await cluster.settled()
     assert gateway._dataplane.duplicates == 0
+
+
+async def test_a_cancel_that_a_former_owner_reads_reaches_the_next_one(cluster: Cluster) -> None:
+    """The former owner does not know these requests: its window is full."""
+    executor = await cluster.executor(gated=True)
+    first = await cluster.batcher(window_requests=4)
+    gateway = await cluster.gateway()
+    calls = []
+    for n in range(30):
+        calls.append(ask(gateway, n))
+        await until_so(lambda n=n: pending_are(cluster, n + 1))
+    former = first.service.owned[MODEL]
+    await until(lambda: not former.windows.all_read)
+    first.control._reader.remove(keys.CONTROL)  # it has not learnt of its end
+    second = await cluster.batcher()
+    await cluster.lose("batcher", first.name)
+    await second.owns()
+    owned = second.service.owned[MODEL]
+    facts = owned.facts
+    second.service._reader.remove(facts.stream)
+    for call in calls[20:]:
+        call.cancel()
+    await until(lambda: len(former._early_cancels) == 10)
+    await first.die()
+    second.service._reader.add(facts.stream, facts.after, consume=True, take=owned.on_entries)
+
+    cancels = gateway._dataplane.requester.cancels
+    for _ in range(2):
+        await cancels.repeat()
+
+    await until_so(lambda: pending_are(cluster, 20))
+
+    executor.release()
+    assert await answers(calls[:20]) == list(range(20))
+    await cluster.settled()
+    assert sorted(executor.executed) == list(range(20))
+    for _ in range(4):
+        await cancels.repeat()
+    assert not cancels
+
+
+async def test_a_former_owner_ends_no_stream_that_the_next_one_runs(cluster: Cluster) -> None:
+    """Its run would go on, perhaps for ever: the next owner would learn of no end, and the caller repeat no cancel."""
+    cluster.configure("model_transaction_policy { decoupled: true }", max_batch_size=0)
+    await cluster.executor(gated=True)
+    first = await cluster.batcher(prefetch=0)
+    await first.owns()
+    log = await cluster.log()
+    await log.beat("gateway", "gateway-0", NEVER_MS)
+    tensor = Tensor("x", DataType.INT32, (1,), b"\1\0\0\0")
+    meta = request_meta(1, HASH, [tensor], (), {})
+    ids = [b"1" * 16, b"2" * 16]
+    for request_id in ids:
+        words = (request_id, b"gateway-0", b"", meta, [tensor.data])
+        record = pack_request(*words, rows=1, signature=1, level=0, accepted_ns=wall_ns())
+        await log.accept(MODEL, 0, 0, [(request_id, len(record))], [b"r", record], Limits())
+    former = first.service.owned[MODEL]
+    await until(lambda: former.scheduler.pending_count() == 1)
+    first.control._reader.remove(keys.CONTROL)  # it has not learnt of its end
+    second = await cluster.batcher(prefetch=0)
+    await cluster.lose("batcher", first.name)
+    await second.owns()
+    owned = second.service.owned[MODEL]
+    runs = await cluster.executor(gated=True)
+    await until(lambda: len(runs.held) == 1)
+    second.service._reader.remove(owned.facts.stream)
+
+    cancel = [FIELD_FACT, pack_fact(RequestCancelled(ids[1]))]
+    await log.append(owned.facts.stream, cancel)
+    await until(lambda: MODEL not in first.service.owned)
+
+    assert (await log.unsettled(MODEL, [ids[1]]))[0] >= 0
+    await first.die()
+    second.service._reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
+    await log.append(owned.facts.stream, cancel)  # as its caller does
+    await until(lambda: runs.unwanted == [ids[1]])
+
+
+async def test_a_former_owner_stops_no_stream_that_it_does_not_settle(cluster: Cluster) -> None:
+    """Executors settle no request that they are told is settled: it would count as lost some time later."""
+    cluster.configure("model_transaction_policy { decoupled: true }", max_batch_size=0)
+    runs = await cluster.executor(gated=True)
+    first = await cluster.batcher(prefetch=0)
+    await first.owns()
+    log = await cluster.log()
+    await log.beat("gateway", "gateway-0", NEVER_MS)
+    tensor = Tensor("x", DataType.INT32, (1,), b"\1\0\0\0")
+    request_id = b"1" * 16
+    words = (request_id, b"gateway-0", b"", request_meta(1, HASH, [tensor], (), {}), [tensor.data])
+    record = pack_request(*words, rows=1, signature=1, level=0, accepted_ns=wall_ns())
+    await log.accept(MODEL, 0, 0, [(request_id, len(record))], [b"r", record], Limits())
+    await until(lambda: len(runs.held) == 1)
+    first.control._reader.remove(keys.CONTROL)  # it has not learnt of its end
+    second = await cluster.batcher(prefetch=0)
+    await cluster.lose("batcher", first.name)
+    await second.owns()
+    owned = second.service.owned[MODEL]
+    await until(lambda: owned.scheduler.find(request_id) is not None)
+    second.service._reader.remove(owned.facts.stream)
+
+    cancel = [FIELD_FACT, pack_fact(RequestCancelled(request_id))]
+    await log.append(owned.facts.stream, cancel)
+    await until(lambda: MODEL not in first.service.owned)
+    await first.die()
+
+    assert await _notices(log, runs.name) == []
+    assert runs.unwanted == []
+    assert (await log.unsettled(MODEL, [request_id]))[0] >= 0
+    second.service._reader.add(owned.facts.stream, owned.facts.after, consume=True, take=owned.on_entries)
+    await log.append(owned.facts.stream, cancel)  # as its caller does
+    await until(lambda: runs.unwanted == [request_id])
+    assert (await log.unsettled(MODEL, [request_id]))[0] < 0
+
+
+async def _notices(log: EventLog, executor: str) -> list[ExecutionUnwanted]:
+    """Those that the executor has not read."""
+    entries = await log.range(keys.batches(executor))
+    return [fact for entry in entries for fact in facts_of(entry) if isinstance(fact, ExecutionUnwanted)]
 
 
 async def test_what_an_executor_has_that_the_next_owner_has_not_heard_of_is_not_run_twice(cluster: Cluster) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
+import os
 import random
+import socket
+import struct
+import weakref
 from collections.abc import AsyncIterator
 
 import echo_handler as echo
 import pytest
+from few_turns import FewTurns
 from http_calls import read_reply
 
 from charonia.options.settings import GatewaySettings
@@ -27,6 +34,17 @@ class _Handler(echo.EchoHandler):
     def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         self.lent.append((size_bytes, skew))
         return memoryview(bytearray(size_bytes)) if self.has_room else None
+
+    async def until_lent(self) -> None:
+        async with asyncio.timeout(30):
+            while not self.lent:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture(params=[protocol.APART_BYTES, 1 << 14], ids=["loop", "threads"], autouse=True)
+def apart_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who receives the bodies of this module: the event loop, or threads those of 16 KB and more."""
+    monkeypatch.setattr(protocol, "APART_BYTES", request.param)
 
 
 @pytest.fixture
@@ -192,14 +210,153 @@ async def test_requests_refused_with_their_bodies_here_leave_nothing_to_the_next
 async def test_a_client_that_leaves_within_its_body_is_forgotten(front: HttpFront, handler: _Handler) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", front.port)
     writer.write(_request(bytes(400_000))[:200_000])
-    async with asyncio.timeout(30):
-        while not handler.lent:
-            await asyncio.sleep(0.005)
+    await handler.until_lent()
     writer.close()
     async with asyncio.timeout(30):
         while front._state.connections:
             await asyncio.sleep(0.005)
     assert handler.requests == []
+
+
+@pytest.mark.parametrize("resets", [False, True])
+async def test_the_memory_of_a_body_is_free_once_its_client_has_left(
+    front: HttpFront, handler: _Handler, resets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the garbage collector, which comes by late: a slot, or a file of which there may be 64 at a time."""
+
+    class Held(bytearray):
+        pass
+
+    lent: list[weakref.ref[Held]] = []
+
+    def allocate(size_bytes: int, _skew: int) -> memoryview:
+        held = Held(size_bytes)
+        lent.append(weakref.ref(held))
+        return memoryview(held)
+
+    monkeypatch.setattr(handler, "allocate_body", allocate)
+    gc.disable()
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(_request(bytes(400_000))[:200_000])
+        async with asyncio.timeout(30):
+            while not lent:
+                await asyncio.sleep(0.005)
+        if resets:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        async with asyncio.timeout(30):
+            while lent[0]() is not None:
+                await asyncio.sleep(0.005)
+    finally:
+        gc.enable()
+
+
+async def test_a_head_in_two_parts_with_bodies_behind_it(front: HttpFront, handler: _Handler) -> None:
+    """The parser has some of the first body then, and has paused reading for it."""
+    choose = random.Random(8)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    bodies = [choose.randbytes(3_000_000), choose.randbytes(2_000_000), b"small"]
+    sent = b"".join(map(_request, bodies))
+    writer.write(sent[:40])
+    async with asyncio.timeout(30):
+        while not front._state.connections or next(iter(front._state.connections))._phase == protocol._IDLE:  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+    writer.write(sent[40:])
+    for data in bodies:
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
+    writer.close()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_what_threads_cannot_receive_the_loop_receives(
+    front: HttpFront, handler: _Handler, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = FewTurns(handler.offload, turns)
+    monkeypatch.setattr(handler.offload, "transfer", few)
+    choose = random.Random(9)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for size in (900_000, 10, 700_000):
+        data = choose.randbytes(size)
+        await _send(writer, _request(data), choose)
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
+        few.left = turns
+    writer.close()
+
+
+async def test_a_client_that_stalls_within_its_body_is_refused(
+    front: HttpFront, handler: _Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    sent = _request(bytes(400_000))
+    writer.write(sent[:200_000])
+    await handler.until_lent()
+    (connection,) = front._state.connections
+    answer = asyncio.ensure_future(reader.read())
+    async with asyncio.timeout(30):
+        while not answer.done():  # the server's own sweeps do so too, once a second
+            connection.sweep(1.0)  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+    assert b"408" in (await answer).split(b"\r\n")[0]
+    assert connection._receiving is None  # type: ignore[union-attr]
+    async with asyncio.timeout(30):
+        await front.application.body_tasks.settled()
+    writer.close()
+    async with asyncio.timeout(30):
+        while front._state.connections:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_client_that_sends_slowly_is_read_on(
+    front: HttpFront, handler: _Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    data = random.Random(10).randbytes(200_000)
+    sent = _request(data)
+    at = 100_000
+    writer.write(sent[:at])
+    await handler.until_lent()
+    (connection,) = front._state.connections
+    begin = len(sent) - handler.lent[0][0]
+    for _ in range(12):
+        writer.write(sent[at : at + 2_000])
+        at += 2_000
+        async with asyncio.timeout(30):
+            while begin + connection._large.at < at:  # type: ignore[union-attr]
+                await asyncio.sleep(0.001)
+        connection.sweep(2.0)  # type: ignore[union-attr]  # of 10 s
+    writer.write(sent[at:])
+    assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
+    writer.close()
+
+
+async def test_a_connection_that_the_server_ends_within_a_body_leaves_nothing(
+    front: HttpFront, handler: _Handler
+) -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(_request(bytes(400_000))[:200_000])
+    await handler.until_lent()
+    (connection,) = front._state.connections
+    connection.transport.abort()  # type: ignore[union-attr]
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        await front.application.body_tasks.settled()
+        while len(os.listdir("/proc/self/fd")) > files:
+            await asyncio.sleep(0.005)
+    assert handler.requests == []
+
+
+async def test_the_server_ends_with_a_body_that_has_not_come(front: HttpFront, handler: _Handler) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(_request(bytes(400_000))[:200_000])
+    await handler.until_lent()
+    async with asyncio.timeout(30):
+        await front.close(0.1)
+        await reader.read()
+    writer.close()
 
 
 async def test_large_json_is_received_past_the_parser_too(

@@ -20,7 +20,7 @@ from charonia.errors import (
     NotFound,
     ResourceExhausted,
 )
-from charonia.eventlog.port import Limits
+from charonia.eventlog.port import Entry, Limits
 from charonia.facts.events import ProcessJoined
 from charonia.wire import Lineage, ResponseRecord
 
@@ -97,6 +97,49 @@ async def test_a_call_given_up_is_taken_out_of_the_queue(world: World) -> None:
     assert {number(await first.next()), number(await second.next())} == {1, 2}
     await until_so(_nothing_left(world))
     assert 3 not in world.echo.executed
+
+
+async def test_a_call_that_is_read_twice_while_it_runs_is_still_known_as_a_call(world: World) -> None:
+    """The search for deadlocks asks for the calls, and what it forgot it never knew again."""
+    world.echo.open = False
+    call = world.caller.open(request(1), Origin(Lineage((("a", bytes(16)),))))
+    await until(lambda: len(world.echo.held) == 1)
+    owned, log = world.batching.service.owned[MODEL], await world.log()
+    (stream,) = owned.windows.lanes
+    (entry,) = await log.range(stream)
+    await log.append(stream, entry.fields)
+    await until(lambda: owned.windows.unsettled == 2)
+
+    assert [one.id for one in owned.unsettled_calls()] == [call.id]
+
+    world.echo.release()
+    assert number(await call.next()) == 1
+    await until_so(_nothing_left(world))
+    assert owned.unsettled_calls() == []
+
+
+async def test_a_call_that_its_scheduler_has_yet_to_see_is_not_forgotten(world: World) -> None:
+    """Where a model has several queues, requests of one tick are seen together at its end."""
+    owned, log = world.batching.service.owned[MODEL], await world.log()
+    owned.windows.open(keys.queue(MODEL, 1, 0), 0)
+    owned.windows.open(keys.queue(MODEL, 0, 0), 0)
+    read: list[list[bytes]] = []
+    take = owned.on_entries
+
+    def read_and_check(stream: bytes, entries: list[Entry]) -> None:
+        take(stream, entries)
+        read.append([one.id for one in owned.unsettled_calls()])
+
+    stream = keys.queue(MODEL, 0, 0)
+    owned._reader.remove(stream)
+    owned._reader.add(stream, owned.windows.lanes[stream].after, take=read_and_check)
+    world.echo.open = False
+    call = world.caller.open(request(1), Origin(Lineage((("a", bytes(16)),))))
+    await until(lambda: len(world.echo.held) == 1)
+    assert read == [[call.id]]
+    assert len(await log.range(stream)) == 1
+    world.echo.release()
+    assert number(await call.next()) == 1
 
 
 async def test_a_deadline_ends_a_call_that_waits(world: World) -> None:

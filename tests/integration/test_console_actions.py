@@ -20,6 +20,8 @@ from charonia.facts.events import (
     ModelRequested,
     ModelRequestFinished,
     RepositoryScanned,
+    VersionStateChanged,
+    VersionUnloaded,
     facts_of,
     pack_fact,
 )
@@ -161,6 +163,18 @@ async def answer_requests(log: EventLog, error: str = "") -> str:
                     await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(finished)])
                     return f"{fact.action} {fact.model} {fact.unload_dependents}"
         await asyncio.sleep(0.01)
+
+
+async def test_a_model_that_is_not_loaded_cannot_be_unloaded(log: EventLog, browser: Browser) -> None:
+    async def buttons() -> list[str]:
+        page = (await browser.get(f"/models/{AT}")).text
+        return [button for button in ("Load<", "Load again<", "Unload…<") if button in page]
+
+    assert await buttons() == ["Load again<", "Unload…<"]
+    await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(VersionUnloaded("executor-1", MODEL, 1))])
+    assert await buttons() == ["Load<"]
+    await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(VersionStateChanged("executor-1", MODEL, 1, "LOADING"))])
+    assert await buttons() == ["Load<", "Unload…<"]
 
 
 async def test_models_are_loaded_and_unloaded(log: EventLog, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

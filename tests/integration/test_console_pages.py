@@ -14,15 +14,18 @@ import pytest
 from console_bench import AT, KEYS, MODEL, Browser, bury, call, opened, run, submit
 
 from charonia import keys
-from charonia.composition.console.console_role import identification
+from charonia.composition.console.console_role import identification, read_statistics
 from charonia.composition.console.metric_pages import metrics_reader
-from charonia.console.viewers import Viewer
+from charonia.console.log_views import model_page
+from charonia.console.viewers import OPERATOR, Viewer
 from charonia.console.web_app import POLICY
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
 from charonia.facts.stream_notes import StreamRow, StreamsNote
+from charonia.operations.route_commands import change_route
 from charonia.options.values import CONSOLE, parse
+from charonia.releases.route_rule import RouteRule, route_fact
 from gateway.webhooks.deliveries import Delivery, DeliveryState, keep
 
 pytestmark = pytest.mark.integration
@@ -63,6 +66,51 @@ async def test_the_model_page_shows_config_statistics_and_queue(log: EventLog, b
     rows = page.text.split("Sizes of executed batches")[1].split("</section>")[0]
     assert '<th scope="row">4</th>' in rows
     assert (await browser.get("/models/other")).status_code == 404
+
+
+async def test_the_model_page_shows_its_routing_rule(log: EventLog, tmp_path: Path) -> None:
+    """Values of headers are for who may change the rule, other tenants' names for no tenant."""
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+    changes = Browser(log, actions=True)
+    reads, tenant = Browser(log), Browser(log, identification(parse(CONSOLE, [f"--api-keys={file}"], {}, {})))
+    acme = {"x-api-key": "key of acme"}
+    try:
+        assert "Routing rule" not in (await reads.get(f"/models/{AT}")).text
+        wanted = {"candidate": 3, "share": 10, "headers": {"x-canary": "hush"}, "tenants": ["acme", "umbrella"]}
+        await change_route(log, MODEL, wanted)
+        rule = "Routing rule (canary): version 1 gets requests that name no version; version 3 gets 10%, "
+        page = (await changes.get(f"/models/{AT}")).text
+        assert f"{rule}x-canary=hush, tenant acme, tenant umbrella." in page
+        assert "Version 3 is not served: the present version gets its requests until it is." in page
+        assert "1 change<" in page
+        assert "<td>operator</td>" in page
+        page = (await reads.get(f"/models/{AT}")).text
+        assert f"{rule}header x-canary, tenant acme, tenant umbrella." in page
+        assert "hush" not in page
+        page = (await tenant.get(f"/models/{AT}", **acme)).text
+        assert f"{rule}header x-canary, tenant acme." in page
+        assert "hush" not in page
+        assert "umbrella" not in page
+    finally:
+        for browser in (changes, reads, tenant):
+            await browser.close()
+
+
+@pytest.mark.parametrize(
+    ("present", "shadow", "said"),
+    [
+        (1, 0, []),
+        (2, 0, ["version 2 is not served: version 1 gets its requests"]),
+        (1, 4, ["version 4 is not served: it gets no copies until it is"]),
+    ],
+)
+async def test_a_routing_rule_says_which_of_its_versions_are_missing(
+    log: EventLog, present: int, shadow: int, said: list[str]
+) -> None:
+    await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(route_fact(MODEL, 1, RouteRule(present, shadow=shadow)))])
+    page = await model_page(log, MODEL, OPERATOR, read_statistics)
+    assert page["route"]["missing"] == said
 
 
 async def test_a_jobs_page_tells_with_whom_it_ran(log: EventLog, browser: Browser) -> None:

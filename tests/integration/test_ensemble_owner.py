@@ -31,6 +31,7 @@ from charonia.facts.events import (
     VersionLoaded,
     pack_fact,
 )
+from charonia.models.names import model_key
 from charonia.options.settings import BatcherSettings
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -53,6 +54,7 @@ pytestmark = pytest.mark.integration
 PATIENCE_S = 20.0
 CALLER = "gateway-1"
 REQUEST = bytes(range(16))
+NESTED = model_key("/models/one", "nested")
 IO = 'input { name: "i" data_type: TYPE_FP32 dims: 1 } output { name: "o" data_type: TYPE_FP32 dims: 1 }'
 
 
@@ -85,6 +87,12 @@ CONFIGS = {
         f'name: "outer" platform: "ensemble" max_batch_size: 1 {IO} ensemble_scheduling {{ '
         f"{step('inner', 'i', 'o')} }}",
         ModelConfig(),
+    ),
+    NESTED: text_format.Parse(
+        f'name: "nested" platform: "ensemble" {IO} ensemble_scheduling {{ {step("a", "i", "o")} }}', ModelConfig()
+    ),
+    "around": text_format.Parse(
+        f'name: "around" platform: "ensemble" {IO} ensemble_scheduling {{ {step(NESTED, "i", "o")} }}', ModelConfig()
     ),
 }
 
@@ -169,7 +177,7 @@ class World:
 
     async def ask(self, model: str = "e", priority: int = 0, blob: str = "") -> None:
         """`blob` is where the request's tensor lies, "" for the record itself."""
-        tensor = Tensor.of("i", np.ones((1,) if model == "e" else (1, 1), np.float32))
+        tensor = Tensor.of("i", np.ones((1,) if model in ("e", NESTED) else (1, 1), np.float32))
         meta = request_meta(1, "hash", [tensor], (), {})
         record = pack_request(
             *(REQUEST, CALLER.encode(), b"mine", meta, [tensor.data]),
@@ -368,6 +376,103 @@ async def test_a_request_that_is_given_up_takes_its_steps_along(world: World) ->
     await world.until(lambda: world.log._work["a"].requests == {})
     assert step.id == step_id(REQUEST, 0, ())
     await world.until_tidy()
+
+
+async def test_a_successor_cancels_a_stream_that_no_request_awaits(world: World) -> None:
+    """Its former owner settled the request, and was lost before the model's owner had read the cancel of the step."""
+    await world.ask()
+    step = await world.step_of("a")
+    await world.stop_owner()
+    assert await world.log.settle("e", [(REQUEST, 1)], None, []) == [True]
+    await world.new_owner()
+    stream, part = keys.replies(step.endpoint), pack_response(step.id, "a", 1, [], {}, final=False, place=(1, 3))
+    await world.log.append(stream, record_fields([part]))
+    async with asyncio.timeout(PATIENCE_S):
+        while world.log._work["a"].requests:
+            await world.owned.look_after()
+            await asyncio.sleep(0.001)
+    await world.until_tidy()
+
+
+async def test_a_stream_of_an_ensemble_in_a_namespace_is_cancelled(world: World) -> None:
+    """Its answers name it as the log does, those of models as clients do."""
+    await world.until(lambda: {NESTED, "around"} <= world._running[0].owned.keys())
+    await world.ask(NESTED)
+    await world.step_of("a")
+    part = pack_response(REQUEST, NESTED, 1, [], {}, final=False, place=(1, 0))
+    await world.log.append(keys.replies(keys.ensemble_endpoint("around")), record_fields([part]))
+    async with asyncio.timeout(PATIENCE_S):
+        while world.log._work[NESTED].requests:
+            await world._running[0].owned["around"].look_after()
+            await asyncio.sleep(0.001)
+
+
+async def test_answers_are_kept_for_a_request_that_comes_to_their_step_later(world: World) -> None:
+    """The former owner had the answer before from the cache, which keeps it no longer."""
+    await world.ask()
+    first = await world.step_of("a")
+    await world.stop_owner()
+    answer = pack_response(step_id(REQUEST, 1, ()), "b", 1, [Tensor.of("o", np.full((1,), 8, np.float32))], {})
+    await world.log.append(keys.replies(first.endpoint), record_fields([answer]))
+    await world.new_owner()
+    await world.until(lambda: world.owned._answers.any_aside and not world.owned.scheduler.unbegun())
+    for _ in range(3):
+        await world.owned.look_after()
+    await world.answer("a", first)
+    await play(world, "c")
+    assert await world.outcome() == [9.0]
+    assert await world.log.pending("b") == (0, 0)
+    await world.until_tidy()
+
+
+async def test_answers_that_a_request_may_need_are_not_kept_without_a_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "_MAX_ASIDE", 1)
+    await world.ask()
+    first = await world.step_of("a")
+    await world.new_owner()
+    for count in (1, 2):
+        answer = pack_response(bytes([count] * 16), "b", 1, [], {}, final=False, place=(1, 0))
+        await world.log.append(keys.replies(first.endpoint), record_fields([answer]))
+        await world.until(lambda count=count: world.owned._answers.aside == count)
+        await world.owned.look_after()
+        assert world.owned._answers.any_aside == (count == 1)
+    assert not world.owned._flights._requester.cancels
+    await world.answer("a", first)
+    await play(world, "bc")
+    assert await world.outcome() == [4.0]
+    await world.until_tidy()
+
+
+async def test_a_stream_is_not_cancelled_while_a_request_of_the_former_owner_runs(world: World) -> None:
+    """It may come to that step: an answer before it may be one of the cache, which only the former owner has had."""
+    await world.ask()
+    await play(world, "a")
+    step = await world.step_of("b")
+    await world.new_owner()
+    tensor = Tensor.of("i", np.ones((1,), np.float32))
+    meta = request_meta(1, "hash", [tensor], (), {})
+    accepted_ns = wall_ns()
+    unknown = pack_request(
+        *(bytes(16), step.endpoint.encode(), b"", meta, [tensor.data]),
+        rows=1,
+        signature=0,
+        level=0,
+        accepted_ns=accepted_ns,
+    )
+    await world.log.accept("a", 0, 0, [(bytes(16), len(unknown))], record_fields([unknown]), Limits())
+    stream, part = keys.replies(step.endpoint), pack_response(bytes(16), "a", 1, [], {}, final=False, place=(1, 3))
+    await world.log.append(stream, record_fields([part]))
+    for is_wanted in (True, False):
+        await world.until(lambda: world.owned._answers.any_aside)
+        for _ in range(5):
+            await world.owned.look_after()
+        assert bool(world.owned._flights._requester.cancels) is not is_wanted
+        if is_wanted:
+            await world.answer("b", step)
+            await play(world, "c")
+            assert await world.outcome() == [4.0]
 
 
 async def test_a_step_that_the_log_lost_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,24 @@ async def test_files_of_a_request_stand_in_for_the_repository(tmp_path: Path) ->
         assert "failed to poll" in (await bench.request("load", "m")).error
 
 
+async def test_requests_for_a_model_are_carried_out_in_their_order(tmp_path: Path) -> None:
+    """The last request in the log decides, on every executor."""
+    linear(tmp_path / "m" / "1" / "model.onnx")
+    async with running(tmp_path, model_control_mode="explicit") as bench:
+        await bench.log.put_blob("blob-1", (tmp_path / "m" / "1" / "model.onnx").read_bytes(), 60)
+        brings = {"config_json": '{"name": "m", "backend": "onnxruntime"}', "files": {"7/model.onnx": "blob-1"}}
+
+        async def served() -> list[int]:
+            await bench.service._deployment._retirement.idle()
+            return [loaded.version for loaded in bench.service._deployment.loaded_versions()]
+
+        answers = await asyncio.gather(bench.request("load", "m"), bench.request("load", "m", **brings))
+        assert [answer.error for answer in answers] == ["", ""]
+        assert await served() == [7]
+        await asyncio.gather(bench.request("load", "m"), bench.request("unload", "m"))
+        assert await served() == []
+
+
 # -- polling -----------------------------------------------------------------------------------------------------------
 
 

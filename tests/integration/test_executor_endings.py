@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from executor_bench import ME, WEIGHTS, Follower, linear, running, x
 from memory_log.log import MemoryLog
 
@@ -77,7 +78,8 @@ async def test_what_comes_during_a_drain_goes_back_although_the_log_was_away_for
         assert (await bench.replies("gw", 1))[request_id].error is None
 
 
-async def test_a_wave_that_goes_back_holds_no_memory_of_its_sender(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_column", [True, False])
+async def test_a_wave_that_goes_back_holds_no_memory_of_its_sender(tmp_path: Path, in_column: bool) -> None:
     """A batcher of the executor's process keeps the wave that it dispatched, to dispatch it again."""
     python_model(tmp_path / "models" / "py", HELD)
     gate = tmp_path / "models" / "gate"
@@ -93,16 +95,17 @@ async def test_a_wave_that_goes_back_holds_no_memory_of_its_sender(tmp_path: Pat
         lent = sender.lend([tensor.data])
         assert lent is not None
         meta = request_meta(1, "", [tensor], (), {})
+        about: dict[str, Any] = {"column_at": lent} if in_column else {"references": [lent]}
         wave = unpack_wave(
-            wave_head(*(bytes(15), 1, b"gw", meta), rows=1, signature=7, level=0, accepted_ns=0, column_at=lent)
+            wave_head(*(bytes(15), 1, b"gw", meta), rows=1, signature=7, level=0, accepted_ns=0, **about)
         )
         entries = ((keys.queue("py", 0, 0), b"1-0"),)
         header = BatchHeader("b-w", "py", 1, "", 1, (1,), keys.facts("py"), False, None, entries)
         bench.link.batches.hand(header, [wave])
-        assert bytes(wave.columns[0]) == bytes(tensor.data)
+        assert bytes(*(wave.columns if in_column else wave.payloads)) == bytes(tensor.data)
         draining = asyncio.ensure_future(bench.service.drain(30))
         await bench.finished("py", "b-w", BatchReturned)
-        assert wave.columns == ()
+        assert (wave.columns, wave.payloads) == ((), ())
         sender.remove(lent)
         again = sender.lend([tensor.data])
         assert again is not None

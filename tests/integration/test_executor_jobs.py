@@ -19,6 +19,7 @@ from charonia.errors import LogUnavailable
 from charonia.facts.events import BatchDied, BatchReturned, VersionLoaded
 from charonia.facts.jobs import JobState
 from charonia.facts.journal import JournalFact, read_facts
+from charonia.facts.processor_use import BATCHER_APART, BATCHER_HERE
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, records_of, unpack_response
 
@@ -221,6 +222,8 @@ async def test_a_running_python_model_sees_that_a_request_is_unwanted(tmp_path: 
         await told.until(
             lambda: any(fact.kind == "started" for entry in told.entries for fact in read_facts(entry.fields))
         )
+        uses = [fact.use for entry in told.entries for fact in read_facts(entry.fields) if fact.use is not None]
+        assert [use.batcher for use in uses] == [BATCHER_HERE if local else BATCHER_APART]
         await bench.log.settle("py", [(endless, 0), (queued, 0)], None, [])
         await bench.unwant(second, queued)
         await bench.unwant(first, endless)

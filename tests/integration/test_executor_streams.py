@@ -164,6 +164,22 @@ async def test_a_failure_ends_what_is_open_and_nothing_else(bench: Bench) -> Non
     assert (counted["success_count"], counted["fail_count"], counted["fail_BACKEND"]) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("failure", [TimeoutError("no answer"), MemoryError("no space"), ValueError("no number")])
+async def test_what_a_model_raises_is_its_failure(bench: Bench, failure: Exception) -> None:
+    """Whatever type it has, as in Triton and in a process of its own."""
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = 1
+    repeat.FAIL[1] = failure
+    request_id, record = await bench.accept(MODEL, repeat.inputs(1, 3))
+    batch_id = await bench.dispatch(MODEL, [record])
+    await reader.count(request_id, 1)
+    repeat.release(1)
+    await bench.finished(MODEL, batch_id)
+    *_, last = await reader.ended(request_id)
+    assert type(last.error) is InternalError
+    assert last.error.message == f"{type(failure).__name__}: {failure}"
+
+
 async def test_a_call_that_returns_early_fails_what_it_left_open(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         return

@@ -239,6 +239,31 @@ def recognised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def test_a_connection_that_leaves_ends_with_its_last_call(pair: LanePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    answer = GrpcSignature.answer
+
+    def leaving(signature: GrpcSignature, calls: list[Call], start: int, reply: WaveReply) -> None:
+        for one in calls:
+            left.append(one.id)  # type: ignore[attr-defined]
+            one.connection.ending._leave()  # type: ignore[attr-defined]
+        answer(signature, calls, start, reply)
+
+    async def ask() -> None:
+        wire = await h2.Wire.connect(pair.grpc_port(pair.with_lane), opening())
+        await wire.answer(1)
+        monkeypatch.setattr(GrpcSignature, "answer", leaving)
+        wire.write(call(3, infer("one", 5)))
+        assert (await wire.answer(3)).status == 0
+        while await wire.frame() is not None:
+            pass
+        wire.close()
+        await passed()
+
+    pair.run(ask())
+    assert left == [3]
+
+
 def test_typed_floats_ride(pair: LanePair, recognised: list[int]) -> None:
     request = pb.ModelInferRequest(model_name="real", id="t")
     tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])

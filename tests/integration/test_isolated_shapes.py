@@ -26,7 +26,7 @@ from charonia.backend import (
     Timings,
     WindowedInstance,
 )
-from charonia.errors import Cancelled, CharoniaError, InvalidArgument, NotFound
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument, NotFound
 from charonia.inference import InferenceRequest
 from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
@@ -81,6 +81,25 @@ def value(response: ModelResponse | None) -> float:
     assert response is not None
     assert response.error is None
     return float(response.outputs[0].array().ravel()[-1])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(("shape", "text"), [("exit", "SystemExit: 3"), ("cancel", "CancelledError: upstream")])
+async def test_an_instance_whose_making_exits_fails_the_load(shape: str, text: str, tmp_path: Path) -> None:
+    isolated = Isolated(tmp_path, shape)
+    with pytest.raises(InternalError, match=text):
+        async with asyncio.timeout(30), isolated:
+            pass
+    await isolated.model.close()
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_a_cancelled_health_check_is_answered(tmp_path: Path) -> None:
+    more = 'parameters { key: "health" value { string_value: "cancel" } }'
+    async with Isolated(tmp_path, "requests", more=more) as instance:
+        with pytest.raises(InternalError, match="CancelledError: upstream"):
+            async with asyncio.timeout(30):
+                await instance.check_health()
 
 
 @pytest.mark.usefixtures("plugins")
@@ -143,6 +162,36 @@ async def test_requests(tmp_path: Path, sandboxed: bool) -> None:
         assert value((await running)[0]) == -4
 
 
+@pytest.mark.parametrize("shape", ["batch", "requests", "stream"])
+@pytest.mark.usefixtures("plugins")
+async def test_what_a_model_raises_is_its_failure(tmp_path: Path, shape: str) -> None:
+    """Whatever type it has, as in the executor's process."""
+    more = "model_transaction_policy { decoupled: true }" if shape == "stream" else ""
+    async with Isolated(tmp_path, shape, more=more) as instance:
+        try:
+            if shape == "batch":
+                await asyncio.to_thread(instance.execute, {"x": np.full((1, 4), -4, np.float32)}, ["y"])
+            elif shape == "stream":
+                await instance.execute_stream([request(-4)], Received())
+            else:
+                (response,) = await instance.execute_requests([request(-4)])
+                assert response.error is not None
+                raise response.error
+        except InternalError as error:
+            assert error.message == "TimeoutError: it waited in vain"
+        else:
+            pytest.fail("it raised nothing")
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_what_a_stream_raises_after_its_instance_was_freed_is_its_failure(tmp_path: Path) -> None:
+    """Its instance takes other requests by then."""
+    received = Received()
+    async with Isolated(tmp_path, "stream", more="model_transaction_policy { decoupled: true }") as instance:
+        await instance.execute_stream([request(-4), request(-3)], received)
+    assert [type(error) for error in received.errors] == [InternalError, InternalError]
+
+
 class Received:
     """A `ResponseStream` that keeps what it gets; of each request a number of responses are wanted."""
 
@@ -150,12 +199,14 @@ class Received:
 
     def __init__(self) -> None:
         self.responses: list[tuple[int, float | None, bool]] = []
+        self.errors: list[CharoniaError] = []
         self.freed = asyncio.Event()
         self.came = asyncio.Event()
 
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
         if response is not None and response.error is not None:
             self.responses.append((index, None, final))
+            self.errors.append(response.error)
         else:
             self.responses.append((index, None if response is None else value(response), final))
         self.came.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import shutil
@@ -17,7 +18,10 @@ import redis
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.embedded import PrivateServer, find_server, wheel_binary
+from charonia.eventlog.redis.portable.exporting import export_keys
 from charonia.eventlog.redis.portable.state_file import StateWriter
+from charonia.eventlog.redis.server.address import parse_address
+from charonia.eventlog.redis.server.hot_connection import Connection
 from charonia.operations.command_line import run
 
 pytestmark = pytest.mark.integration
@@ -349,6 +353,73 @@ def test_what_the_log_refuses_leaves_no_half_state(
         assert client.dbsize() == 0
     assert state("import", exported, "--state-dir", directory / "three") == 1
     assert sorted(path.name for path in (directory / "three").iterdir()) == ["lock"]
+
+
+def test_keys_that_expire_expire_at_the_same_time_after_an_import(directory: Path) -> None:
+    """Of every type, small and large."""
+    with Running(directory / "one", "valkey") as client:
+        client.set("c:small", "x")
+        client.set("blob:large", bytes(3_000_000))
+        client.hset("job:{m}:1", mapping={"state": "completed"})
+        client.hset("st:{m}", mapping={f"sequence{n}": bytes(3000) for n in range(100)})
+        client.sadd("jm", "a")
+        client.sadd("large", *(f"member{n}" * 10 for n in range(3000)))
+        client.zadd("oba", {"one": 1})
+        client.zadd("usm", {f"{n:032x}": n for n in range(3000)})
+        client.rpush("tk:{m}:01", "a")
+        client.rpush("tk:{m}:02", *("a" * 40 for _ in range(3000)))
+        client.xadd("ofl:e:t", {"a": "b"})
+        for _ in range(40):
+            client.xadd("jr:{m}:1", {"r": bytes(3000)})
+        for number, name in enumerate(names := sorted(client.keys())):
+            client.expire(name, FOR_AN_HOUR + number)
+        before = dump(client)
+    assert state("export", directory / "a.state", "--state-dir", directory / "one") == 0
+    assert state("import", directory / "a.state", "--state-dir", directory / "two") == 0
+    with Running(directory / "two", "valkey") as client:
+        assert dump(client) == before
+    assert len(names) == len({expires_ms for _, expires_ms, _ in before.values() if expires_ms > 0}) == 12
+
+
+class Overtaken:
+    """A connection to a log in which a key's time is over just before the command that begins so."""
+
+    def __init__(self, connection: Any, name: str, command: tuple[str, ...]) -> None:
+        self._connection, self._name, self._command = connection, name, command
+
+    async def execute(self, *words: Any) -> Any:
+        if words[: len(self._command)] == self._command:
+            await self._connection.execute("PEXPIREAT", self._name, 1)
+        return await self._connection.execute(*words)
+
+    async def execute_all(self, *pieces: Any) -> Any:
+        return await self._connection.execute_all(*pieces)
+
+
+@pytest.mark.parametrize("command", [("XINFO", "STREAM"), ("XINFO", "GROUPS"), ("XRANGE",), ("XINFO", "CONSUMERS")])
+async def test_a_stream_whose_time_is_over_while_it_is_exported_is_left_out(
+    directory: Path, command: tuple[str, ...]
+) -> None:
+    """The log refuses questions about a stream that is gone. An ended job of a decoupled model has one that expires."""
+    file = directory / "a.state"
+    with Running(directory / "one", "valkey") as client:
+        client.xadd("jr:{m}:1", {"r": "x"})
+        client.xgroup_create("jr:{m}:1", "readers", "0")
+        client.expire("jr:{m}:1", FOR_AN_HOUR)
+        for number in range(20):
+            client.xadd(f"q:{{m}}:0:{number}", {"r": "x"})
+        connection = Connection(parse_address("unix://" + str(directory / "one" / "server.sock")), name="test")
+        await connection.open()
+        try:
+            with StateWriter(file, {}, overwrite=False) as writer:
+                overtaken: Any = Overtaken(connection, "jr:{m}:1", command)
+                await export_keys(overtaken, writer, lambda _name: False, lambda _done, _all: None)
+                writer.finish()
+        finally:
+            await connection.close()
+    assert await asyncio.to_thread(state, "import", file, "--state-dir", directory / "two") == 0
+    with Running(directory / "two", "valkey") as client:
+        assert len(client.keys("q:*")) == 20
 
 
 def test_a_key_that_no_log_has_is_named(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,17 @@ model_warmup {{ name: "w" inputs {{ key: "x" value {{ data_type: TYPE_INT32 dims
 """
 
 
+FILES_CONFIG = """{{
+"backend": "counted", "max_batch_size": 1,
+"input": [{{"name": "x", "data_type": "TYPE_INT32", "dims": [1]}}],
+"output": [{{"name": "y", "data_type": "TYPE_INT32", "dims": [1]}}],
+"instance_group": [{{"count": {count}, "kind": "KIND_CPU"}}],
+"parameters": {{"k": {{"string_value": ""}}}},
+"model_warmup": [{{"name": "w", "inputs": {{"x": {{"data_type": "TYPE_INT32", "dims": [1], "zero_data": true}}}}}}]
+}}"""
+"""`CONFIG` as a load request has it."""
+
+
 class Counted:
     """A backend that knows its instances, `shape` "thread" or "task"; those in `held` wait before they answer."""
 
@@ -37,6 +48,8 @@ class Counted:
     def __init__(self, shape: str) -> None:
         self.shape = shape
         self.made: list[str] = []
+        self.files: dict[str, Path] = {}
+        """Where the files of each instance are."""
         self.closed: list[str] = []
         self.ran: list[str] = []
         self.fail_warm_up = False
@@ -51,6 +64,7 @@ class Counted:
     async def create_instance(self, spec: InstanceSpec) -> Any:
         name = f"{spec.name}#{len(self.made)}"
         self.made.append(name)
+        self.files[name] = spec.source.directory / str(spec.source.version) / "file"
         return OnThread(self, name) if self.shape == "thread" else InTask(self, name)
 
     def work(self, name: str, values: Sequence[int]) -> None:
@@ -185,6 +199,26 @@ async def test_what_else_changes_is_a_reload(tmp_path: Path) -> None:
         await until_alive(backend, 3)
         assert len(backend.made) == 6
     assert backend.opened == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_no_instance_stays_with_files_that_are_removed(tmp_path: Path, count: int) -> None:
+    """The files of a load request go with the next load (R25), also when they equal those of the repository."""
+    backend = Counted("task")
+    configure(tmp_path, 2)
+    (tmp_path / "m" / "1" / "file").write_text("same")
+    given = BackendRegistry({"counted": backend})
+    async with running(tmp_path, backends=given, model_control_mode="explicit", load_model=("m",)) as bench:
+        await bench.log.put_blob("blob", b"same", 60)
+        asked = {"config_json": FILES_CONFIG.format(count=count), "files": {"1/file": "blob"}}
+        assert (await bench.request("load", "m", **asked)).error == ""
+        await until_alive(backend, count)
+        (brought,) = {backend.files[name] for name in backend.alive}
+        assert brought != tmp_path / "m" / "1" / "file"
+        assert (await bench.request("load", "m")).error == ""
+        await until_alive(backend, 2)
+        assert {backend.files[name] for name in backend.alive} == {tmp_path / "m" / "1" / "file"}
+        assert len({fact.content_hash for fact in loaded(bench)}) == 1, "nothing but the count differs"
 
 
 async def test_instances_that_cannot_come_change_nothing(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Stumble:
     ("owner", "name"),
     [
         (ModelScheduler, "observe_all"),  # where entries are read
-        (ModelScheduler, "observe"),  # where facts are heard
+        (OwnedModel, "observe"),  # where facts are heard
         (DispatchedBatches, "_still_wanted"),  # in a task
     ],
 )
@@ -104,6 +104,7 @@ async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypat
     gateway = await cluster.gateway()
     assert await answers([ask(gateway, 1)]) == [1]
     owned = batcher.service.owned[MODEL]
+    await until(lambda: not owned.windows.unsettled)  # it hears of the end after the caller
     is_deaf = True
     call = ask(gateway, 2)
     await asyncio.wait_for(passed_over.wait(), 20)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given
+from example_counts import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.generation.parameters import SamplingParameters
@@ -50,6 +51,48 @@ def test_a_row_in_a_batch_is_the_row_alone(
     backwards = sample(logits[::-1], states()[::-1])[::-1]
     assert together == alone == backwards
     assert all(isinstance(each, Sampled) for each in together)
+
+
+tokens = st.integers(0, 7)  # few, so that what came before is often the largest
+greedy = st.fixed_dictionaries(
+    {"seed": st.just(0), "temperature": st.just(0.0)},
+    optional={
+        "presence_penalty": st.sampled_from([0.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 1.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "logit_bias": st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=2),
+        "allowed_token_ids": st.lists(tokens, min_size=1, max_size=4),
+        "min_tokens": st.integers(0, 4),
+        "max_tokens": st.just(8),
+        "logprobs": st.none() | st.integers(0, 2),
+        "logprob_token_ids": st.lists(tokens, max_size=2),
+    },
+)
+masks = st.none() | st.lists(st.booleans(), min_size=8, max_size=8)
+outliers = st.none() | st.tuples(tokens, st.sampled_from([np.nan, np.inf, -np.inf]))
+
+
+@settings(max_examples=examples(300))
+@given(
+    greedy, st.lists(tokens, max_size=8), st.lists(st.lists(tokens, min_size=1, max_size=2), max_size=2), masks,
+    outliers, st.integers(0, 2**32), spreads,
+)  # fmt: skip
+def test_plain_rows_get_the_token_that_the_whole_way_gives(
+    given: dict[str, Any], emitted: list[int], bad_words: list[list[int]], mask: list[bool] | None,
+    outlier: tuple[int, float] | None, seed: int, spread: float,
+) -> None:  # fmt: skip
+    logits = made(8, 1, seed, spread)
+    if outlier is not None:
+        logits[0, outlier[0]] = outlier[1]
+
+    def state() -> RowState:
+        made = RowState(SamplingParameters(**given), emitted, emitted, bad_words=bad_words, end_tokens=range(4))
+        made.allowed = None if mask is None else np.array(mask)
+        return made
+
+    whole = state()
+    whole.is_plain = False
+    assert repr(sample(logits, [state()])) == repr(sample(logits, [whole]))  # errors as well
 
 
 @given(parameters, st.integers(0, 2**32), spreads, st.sampled_from([100, 20000]))

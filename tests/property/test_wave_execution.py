@@ -88,11 +88,11 @@ def fetch(reference: Reference) -> bytes:
 def wave_of(
     number: int, columns: list[list[Tensor]], outputs: tuple[str, ...] = (), *, by_reference: bool = False
 ) -> Wave:
-    """A wave of one-row requests; `columns` are by input."""
+    """A wave of requests with equally many rows; `columns` are by input."""
     count = len(columns[0])
     meta = request_meta(1, "", [column[0] for column in columns], outputs, {})
     strings = any(tensor.datatype is DataType.BYTES for tensor in (column[0] for column in columns))
-    about = {"rows": 1, "signature": 7, "level": 0, "accepted_ns": number}
+    about = {"rows": columns[0][0].shape[0], "signature": 7, "level": 0, "accepted_ns": number}
     if by_reference and number % 2 and len(columns) == 1:  # all of them in one slot
         head = wave_head(
             *(bytes([number]) * 15, count, b"gw", meta),
@@ -203,6 +203,21 @@ def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...], bool]]) 
             totals[name] = totals.get(name, 0) + amount
     assert [one for told in answers_of(waves, executed) for one in told] == expected
     assert counted(wave_increments(waves, executed)) == totals
+
+
+@given(st.lists(st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (3, 1)]), min_size=1, max_size=6))
+def test_waves_whose_requests_have_other_numbers_of_rows(made: list[tuple[int, int]]) -> None:
+    """`made` are requests and the rows of each, wave by wave."""
+    waves = []
+    for number, (count, rows) in enumerate(made, 1):
+        arrays = [np.full((rows, 1), 10 * number + at, np.float32) for at in range(count)]
+        waves.append(wave_of(number, [[Tensor.of("x", array) for array in arrays]]))
+    planner = Planner(replace(MODEL, max_batch_size=18))
+    executed = WaveBatch(planner, 1, waves, put).run_on(Doubling(), Workspace())
+    assert isinstance(executed, ExecutedWaves)
+    alone = Batch(planner, 1, [record for wave in waves for record in wave.requests()]).run_on(Doubling(), Workspace())
+    expected = [said(unpack_response(answer)) for answer in alone.answers]
+    assert [one for told in answers_of(waves, executed) for one in told] == expected
 
 
 GONE = "the request's tensors, which are stored outside the log, cannot be read"

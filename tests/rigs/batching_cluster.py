@@ -29,6 +29,7 @@ from charonia.facts.events import (
     BatchReturned,
     ExecutionUnwanted,
     Fact,
+    OwnerChanged,
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
@@ -150,6 +151,8 @@ class EchoExecutor:
         for entry in entries:
             if bytes(entry.fields[0]) == FIELD_FACT:
                 for fact in facts_of(entry):
+                    if isinstance(fact, OwnerChanged):
+                        continue
                     assert isinstance(fact, ExecutionUnwanted)
                     self.unwanted += [fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)]
                 self._run(self.log.delete_entries(keys.batches(self.name), [entry.id]))

@@ -12,14 +12,15 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 def authority(directory: Path, name: str) -> None:
     """`name`.crt and `name`.key, signed by itself."""
-    subject = ("-subj", f"/CN={name}", "-days", "2")
+    # Python 3.13 checks certificates as RFC 5280 has them: an authority says its usage, a certificate its authority
+    subject = ("-subj", f"/CN={name}", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
     _openssl(directory, "req", "-x509", *_KEY, *subject, "-keyout", f"{name}.key", "-out", f"{name}.crt")
 
 
 def certificate(directory: Path, name: str, signer: str) -> None:
     """`name`.crt and `name`.key for localhost and 127.0.0.1, signed by an authority."""
     _openssl(directory, "req", *_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     signing = ("-CA", f"{signer}.crt", "-CAkey", f"{signer}.key", "-CAcreateserial", "-days", "2")
     _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.crt")
 

@@ -34,7 +34,7 @@ class TritonPythonModel:
                 open(parameters["entered"], "w").close()
         for request in requests:
             gate = json.loads(request.parameters()).get("gate", "")
-            give_up_at = time.monotonic() + 60
+            give_up_at = time.monotonic() + 240  # several commands are started meanwhile
             while gate and not os.path.exists(gate) and time.monotonic() < give_up_at:
                 time.sleep(0.002)
         responses = []

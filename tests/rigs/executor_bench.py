@@ -7,7 +7,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -73,12 +74,15 @@ def expected(path: Path, x: np.ndarray) -> np.ndarray:
 
 
 class Follower:
-    """Every entry of a stream, and a way to wait for what must come."""
+    """Every entry of a stream, and a way to wait for what must come. `running` closes those of its log."""
+
+    _of_logs: ClassVar[WeakKeyDictionary[Any, list[Follower]]] = WeakKeyDictionary()
 
     def __init__(self, log: MemoryLog, stream: bytes) -> None:
         self.entries: list[Entry] = []
         self._arrived = asyncio.Event()
         self._reader = log.reader()
+        self._of_logs.setdefault(log, []).append(self)
         self._reader.start(self._take)
         self._reader.add(stream)
 
@@ -104,6 +108,12 @@ class Follower:
             return None
 
         return await self.until(find)
+
+    @classmethod
+    async def close_all(cls, log: MemoryLog) -> None:
+        """A reader of a real log goes on with its connection until it is closed, also behind the end of that log."""
+        for follower in cls._of_logs.pop(log, []):
+            await follower._reader.close()
 
 
 class Bench:
@@ -212,13 +222,16 @@ async def running(repository: Path, *, log: Any = None, **settings: Any) -> Asyn
     backends = settings.pop("backends", None)
     link = LocalLink(ME) if settings.get("hosts_batcher") else None
     service = create(ExecutorSettings(ME, **settings), log, backends=backends, link=link)
-    await service.start()
-    await control.fact(RepositoryScanned, ready=True)
     try:
-        yield Bench(log, service, control, link)
+        await service.start()
+        await control.fact(RepositoryScanned, ready=True)
+        try:
+            yield Bench(log, service, control, link)
+        finally:
+            await service.drain(10)
+            await service.close()
     finally:
-        await service.drain(10)
-        await service.close()
+        await Follower.close_all(log)
 
 
 def x(rows: int, seed: int = 0) -> np.ndarray:

@@ -12,6 +12,8 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 from virtual_time import settle
 
+from charonia.offload.pool import Offload
+from charonia.tasks import Tasks
 from gateway.http.bodies import EXCHANGE, Message, Receive, Scope, Send
 from gateway.http.codec.response_codec import response_head
 from gateway.http.protocol import BoundedHttpProtocol
@@ -79,6 +81,7 @@ class App:
         self.config.proxy_headers = False
         self.config.load()
         self.forwards_headers = forwards_headers
+        self.offload, self.body_tasks = Offload(), Tasks()
         self.allocate_body = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

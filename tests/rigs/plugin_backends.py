@@ -1,9 +1,10 @@
 """Backends as a distribution of their own, which processes of isolated models find: `install` makes one of this file.
 
 `shapes` answers in every shape: input `x` FP32 [-1], output `y` = 2x; its parameter `shape` is batch, requests, stream
-or calls, `wants` where it wants its arrays. `deep` doubles on a device that takes `device_ms` for a batch, after
-`host_ms` on the host, and has up to `depth` batches under way. `hostile` does what its input `act` says, and answers
-with the error number, 0 for success. `slow` holds the interpreter's lock for seconds while it loads.
+or calls, or exit or cancel for an instance whose making ends in that, `health` cancel for a health check that does,
+`wants` where it wants its arrays. `deep` doubles on a device that takes `device_ms` for a batch, after `host_ms` on the
+host, and has up to `depth` batches under way. `hostile` does what its input `act` says, and answers with the error
+number, 0 for success. `slow` holds the interpreter's lock for seconds while it loads.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class ShapesModel(_Model):
 
     async def create_instance(self, spec: InstanceSpec) -> object:
         shape = spec.source.parameter("shape")
+        if shape in ("exit", "cancel"):
+            raise SystemExit(3) if shape == "exit" else asyncio.CancelledError("upstream")
         made = {"batch": Batches, "requests": Requests, "stream": Streams, "calls": Calls}[str(shape)]
         return made(spec)
 
@@ -111,6 +114,8 @@ class Batches:
         assert self.thread is threading.current_thread()
         if np.any(x == -1):
             raise InvalidArgument("this model takes no -1")
+        if np.any(x == -4):
+            raise TimeoutError("it waited in vain")
         arrays = dict.fromkeys(outputs, x * 2)
         failures = {row: InvalidArgument("this model takes no -2") for row in range(len(x)) if np.any(x[row] == -2)}
         return Outcome(arrays, Timings(1, 2, 3), failures) if failures else arrays
@@ -126,12 +131,16 @@ class Requests:
         self.cancelled: list[ModelRequest] = []
 
     async def check_health(self) -> bool:
+        if self.spec.source.parameter("health") == "cancel":
+            raise asyncio.CancelledError("upstream")
         return True
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
         self.cancelled += requests
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        if any(value_of(request) == -4 for request in requests):
+            raise TimeoutError("it waited in vain")
         while any(value_of(request) == -2 and request not in self.cancelled for request in requests):
             await asyncio.sleep(0.001)
         return [self.answer(request) for request in requests]
@@ -157,6 +166,8 @@ class Streams:
             responses.free()
         for index, request in enumerate(requests):
             value = value_of(request)
+            if value == -4:
+                raise TimeoutError("it waited in vain")
             if value == -3:
                 raise InvalidArgument("this model takes no -3")
             for number in range(int(value)):

@@ -100,6 +100,16 @@ def test_token_ids_are_a_prompt_too(server: Server) -> None:
     assert of_ids.as_numpy("token_ids") is None, "it did not ask for them"
 
 
+def test_token_ids_that_the_model_does_not_have(server: Server) -> None:
+    given = {"stream": False, "exclude_input_in_output": True, "sampling_parameters": json.dumps(GREEDY)}
+    (last,) = grpc_responses(server, {"prompt_token_ids": [49_151], **given})
+    assert last.as_numpy("text_output").size == 1
+    for ids in ([49_152], [-1], [504, -5]):
+        (refused,) = grpc_responses(server, {"prompt_token_ids": ids, **given})
+        assert "token" in str(refused).lower()
+    assert "Paris" in text_of(server, FRANCE, **GREEDY), "the engine goes on"
+
+
 def test_sampling_parameters_are_heeded(server: Server) -> None:
     seeded = [text_of(server, FRANCE, temperature=1.5, seed=7, max_tokens=12) for _ in range(2)]
     assert seeded[0] == seeded[1] != text_of(server, FRANCE, temperature=1.5, seed=8, max_tokens=12)

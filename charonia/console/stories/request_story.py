@@ -5,8 +5,9 @@ Sources are the events of a job's record, the facts of the model's journal, and 
 the answer's way to its caller is `answer_delivery`'s to say.
 
 Times are microseconds of wall clocks. Those of job events and of journal entries are the log server's, the acceptance
-and the start of an execution are those of the processes that saw them: on several machines they differ by what the
-clocks do, so a time before the acceptance counts as the acceptance.
+and the start of an execution with an outcome are those of the processes that saw them: on several machines they differ
+by what the clocks do, so a time before the acceptance counts as the acceptance. The journal has starts too, later by
+up to 20 ms, or with the end of a shorter execution.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from .answer_delivery import WebhookCall, given_by, known_of_delivery
 
 _PLACES = {
     "queue": "in the queue",
-    "executor": "in the executor, before an instance was free",
     "run": "in the model",
     "lost": "in an attempt without an outcome",
 }
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
 _SLIGHT_US = 1_000
 """A wait below a millisecond needs no explanation."""
+_REPORTED_US = 20_000
+"""An execution has started at most so long before the journal says so (`JournalledStarts` in `executors/settling`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ def _runs_of_events(history: History) -> tuple[list[_Run], tuple[int, str, Mappi
         if event.kind == "batched":
             runs.append(_Run(len(runs) + 1, _text(detail, "executor"), _text(detail, "batch_id"), time_us))
         elif event.kind == "returned" and runs:
-            runs[-1].end_us, runs[-1].outcome, runs[-1].reason = time_us, "returned", _text(detail, "reason")
+            runs[-1].end_us, runs[-1].outcome = time_us, "returned"
+            runs[-1].reason = _text(detail, "reason").removesuffix(".")  # it stands in sentences
         elif event.kind in ENDS:
             end = (time_us, event.kind, detail)
             if runs and not runs[-1].end_us:
@@ -171,7 +174,17 @@ def _runs_of_events(history: History) -> tuple[list[_Run], tuple[int, str, Mappi
                 last.reason = _text(detail, "error")
                 start_us = detail.get("start_us")
                 last.start_us = min(time_us, max(last.begin_us, start_us)) if isinstance(start_us, int) else 0
+    for at_us, fact in history.journal:
+        if fact.kind == "started" and history.id in fact.ids:
+            for run in runs:
+                if run.batch_id == fact.batch_id and not run.start_us:
+                    run.start_us = _start_us(run, min(at_us, run.end_us or at_us))
     return runs, end
+
+
+def _start_us(run: _Run, reported_us: int) -> int:
+    """When a run started, by when the journal says so."""
+    return max(run.begin_us, reported_us - _REPORTED_US)
 
 
 def _runs_of_journal(history: History) -> tuple[list[_Run], tuple[int, str, Mapping[str, Any]] | None]:
@@ -189,7 +202,7 @@ def _runs_of_journal(history: History) -> tuple[list[_Run], tuple[int, str, Mapp
                         earlier.end_us, earlier.outcome = time_us, "returned"
                 runs[number] = _Run(number, fact.executor, fact.batch_id, time_us)
             if fact.kind == "started":
-                runs[number].start_us = time_us
+                runs[number].start_us = _start_us(runs[number], time_us)
         elif fact.kind == "ended":
             end = (time_us, fact.outcomes[place].value, {})
             if runs:
@@ -280,7 +293,7 @@ def _stretches(
             found.append(Stretch("executor", run.begin_us, start_us, text))
         text = f"attempt {run.number} on {run.executor or 'an ensemble'}"
         kind = "lost" if attempt.outcome == "returned" else "run"
-        found.append(Stretch(kind, max(run.begin_us, start_us), attempt.end_us, text, _of_run(attempt)))
+        found.append(Stretch(kind, max(run.begin_us, start_us), attempt.end_us, text, _of_run(run, attempt, failed)))
         begin_us, failed = attempt.end_us, attempt if attempt.outcome == "returned" else None
     waits_again = bool(runs) and runs[-1].outcome == "returned" and not history.dead_letter
     if not runs or waits_again:
@@ -288,10 +301,15 @@ def _stretches(
     return tuple(found)
 
 
-def _of_run(attempt: Attempt) -> tuple[str, ...]:
-    if attempt.outcome == "returned":
-        return (f"came back without an outcome{f': {attempt.reason}' if attempt.reason else ''}",)
-    return ()
+def _of_run(run: _Run, attempt: Attempt, failed: Attempt | None) -> tuple[str, ...]:
+    """Why a run ended as it did; `failed` is the attempt before it, if that had no outcome."""
+    if attempt.outcome != "returned":
+        return ()
+    said = f"came back without an outcome{f': {attempt.reason}' if attempt.reason else ''}"
+    if failed is None or failed.executor != attempt.executor or run.start_us:
+        return (said,)
+    # no fact says when it began, behind the start of its instance: its executor was lost, or the journal is cut
+    return said, f"the start of its instance after attempt {failed.number} may be part of this"
 
 
 def _queued(history: History, begin_us: int, end_us: int, failed: Attempt | None, *, begun: bool) -> Stretch:
@@ -367,13 +385,15 @@ def _ahead(history: History, begin_us: int, end_us: int) -> list[str]:
 def _verdict(history: History, stretches: Sequence[Stretch], attempts: Sequence[Attempt], state: str) -> str:
     if not stretches:
         return "The log has only its acceptance."
-    if poison := _poison(history, attempts, state):
-        return poison
     longest = max(stretches, key=lambda one: one.lasted_us)
     total_us = sum(one.lasted_us for one in stretches)
-    share = f"{_duration(longest.lasted_us)} of {_duration(total_us)}"
+    most = "Most of the time" if 2 * longest.lasted_us > total_us else "The longest part of the time"
+    place = longest.text if longest.kind == "executor" else _PLACES[longest.kind]
+    spent = f"{most}, {_duration(longest.lasted_us)} of {_duration(total_us)}, was spent {place}"
+    if poison := _poison(history, attempts, state):
+        return poison if longest.kind == "lost" else f"{poison} {spent}."
     reasons = f": {'; '.join(longest.reasons)}" if longest.reasons else ""
-    sentence = f"Most of the time, {share}, was spent {_PLACES[longest.kind]}{reasons}."
+    sentence = f"{spent}{reasons}."
     returned = sum(one.outcome == "returned" for one in attempts)
     if returned and longest.kind != "queue":
         sentence += f" {_counted(returned, 'attempt')} before came back without an outcome."

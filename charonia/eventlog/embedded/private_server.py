@@ -292,12 +292,16 @@ class PrivateServer:
 
 
 def short_directory(state_dir: Path) -> Path:
-    """Where the sockets of a state directory can be: always the same, so that a killed one leaves at most one.
+    """Where the sockets of an existing state directory can be: always the same, so that a killed server leaves one
+    at most.
 
-    Its name is never that of `StateDirectory.memory_directory`, whose folder is the temporary one where TMPDIR is
-    /dev/shm. It is short, because paths of sockets are bounded.
+    A server in another container may have the same path of its state, and share the temporary directory: so the name is
+    also of the directory itself. It is never that of `StateDirectory.memory_directory`, whose folder is the temporary
+    one where TMPDIR is /dev/shm. It is short, because paths of sockets are bounded.
     """
-    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=7).hexdigest()
+    itself = state_dir.stat()
+    named = b"%b\0%d:%d" % (os.fsencode(state_dir), itself.st_dev, itself.st_ino)
+    digest = hashlib.blake2b(named, digest_size=7).hexdigest()
     path = Path(tempfile.gettempdir()) / f"charonia-s-{os.getuid()}-{digest}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -7,7 +7,8 @@ other processor to the model. With more processors nothing is done, because noth
 
 The kernel cannot move threads that are kept, so they are left to it when the gateway has to wait for its processor: for
 other work, or for the log server where they do not work in turn. Threads and processes that they start inherit the
-restriction, which is lifted a second later; those for large messages lift it themselves (`charonia.offload.pool`).
+restriction, which is lifted a second later. Those that work in bulk (`charonia.offload.time_slices.BULK`) keep to the
+other processor meanwhile: beside 64 MB of JSON log server and gateway would wait for them until the next tick.
 A mask that an operator sets is left as it is, except that threads for large messages do not keep to a mask of one
 processor. Models are not touched: libraries count the processors that threads may use.
 """
@@ -18,6 +19,8 @@ import contextlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+from charonia.offload.time_slices import BULK
 
 _PROCESSORS = 2
 _MAX_WAIT = 0.15
@@ -70,7 +73,7 @@ class SharedProcessor:
                 self._pause(now_ns)
                 return
             self._waited_ns, self._looked_ns = waited_ns, now_ns
-            self._widen(pids)
+            self._widen(pids, self._usable - {self._processor})
         except (OSError, ValueError, IndexError):  # one has ended: the next look gets its successor
             self._release()
 
@@ -86,6 +89,7 @@ class SharedProcessor:
         self._usable, self._kept_since_ns, self._looked_ns = usable, now_ns, now_ns
         for pid in pids:
             os.sched_setaffinity(pid, {self._processor})
+        self._widen(pids, usable - {self._processor})
 
     def _pause(self, now_ns: int) -> None:
         """The gateway has to wait: leave them to the kernel, for longer each time that it happens again soon."""
@@ -99,22 +103,32 @@ class SharedProcessor:
     def _release(self) -> None:
         if self._usable and self._pids is not None:
             for pid in self._pids:
-                self._lift(pid)
-            self._widen(self._pids)  # after them: what they start from now on inherits nothing
+                self._move(pid, {self._processor}, self._usable)
+            # after them: what they start from now on inherits nothing
+            self._widen(self._pids, self._usable)
         self._usable = set()
 
-    def _widen(self, pids: tuple[int, int]) -> None:
-        """Lift the restriction of all that the two have started since."""
+    def _widen(self, pids: tuple[int, int], for_bulk: set[int]) -> None:
+        """Lift the restriction of all that the two have started since; threads that work in bulk get `for_bulk`."""
         for pid in (*pids, *self._started()):
             with contextlib.suppress(OSError):  # it has ended
                 for thread in map(int, os.listdir(self._proc / str(pid) / "task")):
                     if thread not in pids:
-                        self._lift(thread)
+                        with contextlib.suppress(OSError):
+                            self._place(pid, thread, for_bulk)
 
-    def _lift(self, thread: int) -> None:
+    def _place(self, pid: int, thread: int, for_bulk: set[int]) -> None:
+        if (self._proc / str(pid) / "task" / str(thread) / "comm").read_bytes().strip() != BULK.encode():
+            self._move(thread, {self._processor}, self._usable)
+            return
+        for mask in ({self._processor}, self._usable, self._usable - {self._processor}):
+            self._move(thread, mask, for_bulk)
+
+    def _move(self, thread: int, mask: set[int], to: set[int]) -> None:
+        """Give a thread with this mask another one; what an operator sets is another mask."""
         with contextlib.suppress(OSError):  # it has ended
-            if os.sched_getaffinity(thread) == {self._processor}:
-                os.sched_setaffinity(thread, self._usable)
+            if mask != to and os.sched_getaffinity(thread) == mask:
+                os.sched_setaffinity(thread, to)
 
     def _read_waited(self, pids: tuple[int, int]) -> int:
         return int((self._proc / str(pids[1]) / "schedstat").read_text().split()[1])

@@ -261,8 +261,9 @@ class RedisLog(Work, Progress, Jobs):
         return count
 
     async def keep_until(self, key: bytes, until_us: int) -> None:
+        # only a set with a hash tag may have sizes; in a cluster those of another key are of another primary
+        names = (key, sizes(key)) if b"{" in key else (key,)
         # for GT, a key without a time stays longer than any other
-        names = (key, sizes(key))
         await self._commands.each([("PEXPIREAT", n, until_us // 1000, which) for n in names for which in ("NX", "GT")])
 
     async def keep_recent(

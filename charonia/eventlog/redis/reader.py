@@ -24,7 +24,7 @@ from charonia.eventlog.port import START, Entry, OnEntries
 from .epoch import stream_order
 from .server.address import Address
 from .server.hot_connection import Connection
-from .server.transport import pack
+from .server.transport import bulk, pack
 
 _logger = logging.getLogger(__name__)
 
@@ -46,23 +46,29 @@ _DELETE_AGAIN_S = 0.5
 class _Following:
     """A followed stream. Removing and adding a stream makes another object, so that a running read cannot confuse them.
 
-    `recent` are the ids delivered last; `skip` are those of them that a rewind may deliver again.
+    `after` is the id after which it is read, `packed` the same as an argument of a command. `recent` are the ids
+    delivered last; `skip` are those of them that a rewind may deliver again.
     """
 
-    __slots__ = ("after", "began", "consume", "recent", "skip", "stream", "take")
+    __slots__ = ("after", "began", "consume", "packed", "recent", "skip", "stream", "take")
 
     def __init__(self, stream: bytes, after: bytes, consume: bool, take: OnEntries | None) -> None:
         self.stream = stream
-        self.after = after
+        self.go_on(after)
         self.began = after
         self.consume = consume
         self.take = take
         self.recent: deque[bytes] = deque(maxlen=_RECENT)
         self.skip: frozenset[bytes] = frozenset()
 
+    def go_on(self, after: bytes) -> None:
+        """Read on after this id."""
+        self.after = after
+        self.packed = bulk(after)
+
     def rewind(self) -> None:
         """Continue after the oldest remembered id, or from the beginning, to find entries that a rewind replaced."""
-        self.after = self.recent[0] if len(self.recent) == _RECENT else self.began
+        self.go_on(self.recent[0] if len(self.recent) == _RECENT else self.began)
         self.skip = frozenset(self.recent)
 
 
@@ -75,6 +81,9 @@ class RedisReader:
             address, name="charonia-reader", on_state=self._state, watch=False, primary=commands.primary
         )
         self._streams: dict[bytes, _Following] = {}
+        self._names: tuple[bytes, ...] = ()
+        """The streams of the last read, and how its command begins: most reads differ in positions alone."""
+        self._head = b""
         self._deletions: dict[bytes, list[bytes]] = {}
         self._failed_to_delete = False
         """Whether the last deletions failed: then they are repeated by the timer alone."""
@@ -135,7 +144,8 @@ class RedisReader:
             if replies is None or isinstance(replies[0], hiredis.ReplyError):
                 asyncio.get_running_loop().call_later(_RESOLVE_RETRY_S, self._resolve, following)
                 return
-            following.after = following.began = replies[0][0][0] if replies[0] else START
+            following.began = replies[0][0][0] if replies[0] else START
+            following.go_on(following.began)
             self._change()
 
         try:
@@ -275,14 +285,18 @@ class RedisReader:
         if not reading:
             self._reading = None
             return
-        positions = [following.after for following in reading.values()]
+        names = tuple(reading)
+        if names != self._names:
+            command = (b"XREAD", b"COUNT", b"%d" % _COUNT, b"BLOCK", b"0", b"STREAMS", *names)
+            self._names = names
+            self._head = b"*%d\r\n" % (len(command) + len(names)) + b"".join(map(bulk, command))
         self._read += 1
         self._reading = reading
 
         def done(replies: list[Any] | None) -> None:
             self._done(reading, replies)
 
-        read = pack((b"XREAD", "COUNT", _COUNT, "BLOCK", 0, "STREAMS", *reading, *positions))
+        read = b"".join([self._head, *[following.packed for following in reading.values()]])
         try:
             self._connection.batch((read,), 1, done)
         except LogUnavailable:  # the next connection restarts reading
@@ -304,7 +318,8 @@ class RedisReader:
         if take is None:
             return
         ids = [entry.id for entry in entries]
-        following.after = ids[-1]
+        following.after = after = ids[-1]
+        following.packed = b"$%d\r\n%b\r\n" % (len(after), after)  # as `go_on`, for each delivery
         following.recent.extend(ids)
         if following.skip:
             entries = [entry for entry in entries if entry.id not in following.skip]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from . import scripts
 from .commands import Commands, call_of, pack_append
 from .durability import Durability
 from .server.hot_connection import Connection
-from .server.transport import UNCOPIED_BYTES, Argument, Refused, lost, pack, pack_pieces
+from .server.transport import UNCOPIED_BYTES, Argument, Refused, bulk, lost, pack, pack_pieces
 from .stored_records import amounts_of, value_of
 
 _log = logging.getLogger(__name__)
@@ -172,8 +173,14 @@ class RedisWaves:
 def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:
     size = sum(map(len, record))
     if size < UNCOPIED_BYTES:
-        return (pack((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record))),)
+        return (b"".join((_append_head(stream), b"%d\r\n" % size, *record, b"\r\n")),)
     return pack_pieces((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record)))
+
+
+@lru_cache(maxsize=1024)
+def _append_head(stream: bytes) -> bytes:
+    """An append to a stream as it is packed, up to the size of the record."""
+    return b"*5\r\n" + b"".join(map(bulk, (b"XADD", stream, b"*", FIELD_WAVE))) + b"$"
 
 
 def _results(replies: list[Any] | None, count: int) -> Sequence[Any]:
@@ -185,6 +192,8 @@ def _results(replies: list[Any] | None, count: int) -> Sequence[Any]:
         return [_result(replies, at + 1) for at in range(count)]
     if type(found) is hiredis.ReplyError:  # none was executed: the first refusal gives the reason
         return [_result([next((one for one in replies if type(one) is hiredis.ReplyError), found)], 0)] * count
+    if found is not None and hiredis.ReplyError not in map(type, found):
+        return list(found)
     return [_result(found, at) for at in range(count)]
 
 

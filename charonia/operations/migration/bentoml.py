@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from charonia.errors import InvalidArgument
@@ -42,22 +43,31 @@ _FILE_WHY = {
     "envs": "the environment is the server's; parameters of config.pbtxt reach the model",
 }
 
+_CODE_FILE = "bento_*.py"
+"""Stands in a step for the name of the service's file in the version directory."""
+
 
 def read(path: Path) -> list[MigratedModel]:
     """One model for each API of the service in a `service.py`, a `bentofile.yaml` or their directory."""
     file, notes = _service_file(path)
     try:
-        tree = ast.parse(read_text(file), file.name)
+        text = read_text(file)
+        tree = ast.parse(text, file.name)
         models = [model for node in tree.body if isinstance(node, ast.ClassDef) for model in _of_class(node, file)]
         models += _of_functions(tree, file)
     except (SyntaxError, ValueError) as error:
         raise InvalidArgument(f"'{file.name}' is not Python: {error}") from None
     except (RecursionError, MemoryError):  # of the parser, whose stack is full
         raise InvalidArgument(f"'{file.name}' is nested too deeply to be read") from None
+    if not models and re.search(r"^\s*(from|import) kserve\b", text, re.MULTILINE):
+        raise InvalidArgument(
+            f"'{file.name}' is the code of a KServe predictor: name the YAML file that has its InferenceService"
+        )
     if not models:
         raise InvalidArgument(f"'{file.name}' has no API: a class with @bentoml.service and methods with @bentoml.api")
     for model in models:
         model.files[f"bento_{file.name}"] = file
+        model.steps = [step.replace(_CODE_FILE, f"bento_{file.name}") for step in model.steps]
         for key, why in notes.items():
             model.leave_out(f"bentofile.yaml: {key}", why)
     return models
@@ -166,7 +176,7 @@ def _api(model: MigratedModel, method: ast.FunctionDef | ast.AsyncFunctionDef, o
     model.code = method.name
     model.steps = [
         "initialize: what the service's __init__ does",
-        f"execute: what {method.name} does; its code is beside this file as bento_service.py or its like",
+        f"execute: what {method.name} does; its code is beside this file as {_CODE_FILE}",
     ]
     if model.decoupled:
         model.steps.append("execute: send each piece with request.get_response_sender()")

@@ -25,6 +25,8 @@ _FILES = {"onnx": ("onnxruntime", "model.onnx")}
 
 def read(path: Path) -> list[MigratedModel]:
     """The models of all InferenceServices in a file. Raises `InvalidArgument`."""
+    if path.is_dir():
+        raise InvalidArgument(f"'{path}' is a directory: name the YAML file that has the InferenceService")
     services = [
         mapping(document, path.name)
         for document in load_yaml(read_text(path), path.name)

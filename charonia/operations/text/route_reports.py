@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from charonia.releases.route_rule import CANARY
+
 from .rendering import moment, one_line
 
 
@@ -20,7 +22,11 @@ def _route(route: dict[str, Any]) -> list[str]:
     if rule is None:
         return [f"{route['model']}: no rule, the highest version gets the requests (served: {versions})"]
     lines = [f"{route['model']}: {rule['stage']}; {route['summary']} (served: {versions})"]
-    gate = rule["gate"]
+    gate, served = rule["gate"], route["served"]
+    if rule["stage"] == CANARY and rule["candidate"] not in served:
+        lines.append(f"  version {rule['candidate']} is not served: the present version gets its requests until it is")
+    if rule["shadow"] and rule["shadow"] not in served:
+        lines.append(f"  version {rule['shadow']} is not served: it gets no copies until it is")
     if rule["candidate"]:
         steps = ", ".join(f"{step:g}%" for step in gate["steps"]) or "by hand"
         lines.append(

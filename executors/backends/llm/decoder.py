@@ -106,6 +106,8 @@ class OpenVinoDecoder:
                 f"({self.block_bytes >> 10} KiB each), at least {_FEWEST_BLOCKS} are needed"
             )
         self.context = min(settings.context, self.blocks * BLOCK_TOKENS)
+        self._inputs: dict[str, npt.NDArray[Any]] = {}
+        """What a step sets, in the library's memory."""
         # the last block is that of tokens that only fill a step
         self._memory = [self._bound(node.any_name, _cache_shape(node, self.blocks + 1), node) for node in self._caches]
         self._mask_of: npt.NDArray[np.float32] | None = None
@@ -189,11 +191,21 @@ class OpenVinoDecoder:
     def close(self) -> None:
         """Release the model; the memory of blocks is freed with it."""
         self._request = self._compiled = None
+        self._inputs.clear()
         self._memory.clear()
         self._columns.clear()
 
     def _set(self, name: str, array: npt.NDArray[Any]) -> None:
-        self._request.set_tensor(name, self._openvino.Tensor(array))
+        """Set an input of the next step. An array of the shape of the one before is copied into that one's memory,
+        which takes a tenth of the time of a new tensor.
+        """
+        kept = self._inputs.get(name)
+        if kept is not None and kept.shape == array.shape:
+            kept[...] = array
+            return
+        tensor = self._openvino.Tensor(array)
+        self._request.set_tensor(name, tensor)
+        self._inputs[name] = tensor.data
 
     def _bound(self, name: str, shape: tuple[int, ...], node: Any) -> npt.NDArray[Any]:
         """Zeroed memory that is an input of every step; its pages are taken when they are first written."""

@@ -45,7 +45,7 @@ from typing import Any
 
 from charonia.backend import ColumnInput, ColumnOutput, ModelRequest, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, error_of_model
 from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context
@@ -283,14 +283,15 @@ def call_of(frame: Frame) -> CallFrame:
 def answer_content(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
     """Return content and data of an ANSWER."""
     if response.error is not None:
-        return [[int(response.error.code), response.error.message], response.parameters, []], []
+        error = error_of_model(response.error)
+        return [[int(error.code), error.message], response.parameters, []], []
     described = [(t.name, t.datatype.number, t.shape, len(t.data)) for t in response.outputs]
     return [None, response.parameters, described], [t.data for t in response.outputs]
 
 
 def whole_content(response: ModelResponse) -> list[Any]:
     """Return what a RESPONSES has of a response: its tensors have their bytes with them."""
-    error = response.error
+    error = None if response.error is None else error_of_model(response.error)
     failure = None if error is None else [int(error.code), error.message]
     tensors = () if error is not None else [(t.name, t.datatype.number, t.shape, t.data) for t in response.outputs]
     return [failure, response.parameters, tensors, response.again, response.progress, int(response.tokens)]

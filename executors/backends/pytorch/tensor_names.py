@@ -42,6 +42,13 @@ def output_names(config: ModelConfig) -> list[str]:
     return [item.name for item in config.output] + [state.output_name for state in config.sequence_batching.state]
 
 
+def check_tensors(config: ModelConfig) -> None:
+    """Raise `InvalidArgument` for a configuration without an input or an output, which Triton's backend refuses too."""
+    for side, names in (("input", input_names(config)), ("output", output_names(config))):
+        if not names:
+            raise InvalidArgument(f"model configuration must contain at least one {side}, none were specified.")
+
+
 def positions(names: Sequence[str], known: Sequence[Sequence[str]], model: str, side: str) -> list[int]:
     """The position of each name, given all names of each position. Raises `InvalidArgument` for names that fit none."""
     by_name = {name: index for index, group in enumerate(known) for name in group}

@@ -25,7 +25,7 @@ from executors.host.host_policy import thread_on
 from .cuda_graphs import CapturedRuns, wanted_graphs
 from .model_archives import CODE, Form, ProgramText, model_file, read_program
 from .padding import rows_taken
-from .tensor_names import input_names, names_of_leaf, output_names, positions
+from .tensor_names import check_tensors, input_names, names_of_leaf, output_names, positions
 from .torch_instance import TorchInstance
 from .torch_programs import LOADING, Program, library, load_program
 from .torch_settings import TorchSettings, set_process_switches
@@ -98,6 +98,7 @@ class TorchModel(Model):
     def _create(self, spec: InstanceSpec) -> TorchInstance:
         source = spec.source
         path, form = model_file(source)
+        check_tensors(source.config)
         if form is Form.PACKAGE:
             source.check_native_code(f"'{path.name}' is {form.value}")
         if form is Form.PROGRAM:

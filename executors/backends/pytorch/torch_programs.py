@@ -49,13 +49,14 @@ class ModuleProgram:
     """A module with a `forward`: TorchScript, or a class. It may keep state.
 
     `arguments` are the names of `forward`'s arguments, None when it takes any number; `numbers` those that are no
-    tensors, with their types. With `takes_dict` all inputs are one argument.
+    tensors, with their types; `optional` those with a default. With `takes_dict` all inputs are one argument.
     """
 
     module: Any
     model: str
     arguments: tuple[str, ...] | None
     numbers: Mapping[str, Callable[[Any], Any]]
+    optional: frozenset[str] = frozenset()
     takes_dict: bool = False
 
     def locate(self, names: Sequence[str]) -> Sequence[str | int]:
@@ -65,7 +66,13 @@ class ModuleProgram:
         if self.arguments is None:
             return positions(names, [(f"INPUT__{index}",) for index in range(len(names))], self.model, "input")
         known = [(f"INPUT__{index}", name) for index, name in enumerate(self.arguments)]
-        return [self.arguments[index] for index in positions(names, known, self.model, "input")]
+        found = [self.arguments[index] for index in positions(names, known, self.model, "input")]
+        missing = ["/".join(both) for both in known if both[1] not in self.optional and both[1] not in found]
+        if missing:
+            raise InvalidArgument(
+                f"model '{self.model}': the configuration has no input for {', '.join(missing)}, which forward needs"
+            )
+        return found
 
     def call(self, values: Mapping[str | int, Any]) -> Any:
         """Run it on tensors."""
@@ -173,6 +180,7 @@ def _script(torch: Any, source: ModelSource, path: Path, settings: TorchSettings
         source.name,
         tuple(kinds),
         {name: _NUMBERS[kind] for name, kind in kinds.items() if kind in _NUMBERS},
+        frozenset(argument.name for argument in arguments if argument.has_default_value()),
         takes_dict=list(kinds.values()) == ["DictType"],
     )
 
@@ -190,7 +198,8 @@ def _class(torch: Any, source: ModelSource, path: Path, settings: TorchSettings,
     parameters = inspect.signature(module.forward).parameters.values()
     named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    program = ModuleProgram(module, source.name, None if any_number else tuple(named), {})
+    optional = frozenset(each.name for each in parameters if each.default is not each.empty)
+    program = ModuleProgram(module, source.name, None if any_number else tuple(named), {}, optional)
     if settings.compile_options is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own TorchScript

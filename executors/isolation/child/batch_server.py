@@ -15,7 +15,8 @@ from typing import Any
 
 from charonia.backend import Array, BatchInstance, InstanceDied, InstanceSpec, Interrupted
 from charonia.cuda.lost_contexts import is_lost
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.errors import InvalidArgument, error_of_model
+from charonia.tasks import MODEL_ERRORS
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.submissions import CancellablePart
@@ -64,9 +65,9 @@ class BatchServer:
         try:
             if started is not None:
                 started()
-        except BaseException as error:
+        except MODEL_ERRORS as error:  # an exit would end the process without an answer
             self._connection.close()
-            is_ready.set_exception(error)
+            is_ready.set_exception(error if isinstance(error, Exception) else error_of_model(error))
             return
         is_ready.set_result(None)
         with contextlib.suppress(OSError):  # the executor has closed its end
@@ -93,7 +94,7 @@ class BatchServer:
             kind = Kind.DONE
         except Interrupted:
             kind, content, data = Kind.CANCEL, None, ()
-        except Exception as error:
+        except MODEL_ERRORS as error:
             if frame.kind is not Kind.FINALIZE and self._ends_process(error):
                 end_process(self._spec.source.name, error)
             kind, content, data = Kind.FAILED, _failure(error), ()
@@ -103,7 +104,7 @@ class BatchServer:
         for buffer in pack(kind, frame.call, content, data):
             self._connection.sendall(buffer)
 
-    def _ends_process(self, error: Exception) -> bool:
+    def _ends_process(self, error: BaseException) -> bool:
         """Whether no further batch can succeed here: the executor goes by the end of the process."""
         return isinstance(error, InstanceDied) or (self._spec.kind != "CPU" and is_lost(error))
 
@@ -137,11 +138,10 @@ class BatchServer:
                 self._slots.done(*expected)
 
 
-def _failure(error: Exception) -> list[Any]:
+def _failure(error: BaseException) -> list[Any]:
     """The content of a FAILED."""
-    if isinstance(error, CharoniaError):
-        return [int(error.code), error.message]
-    return [int(InternalError.code), f"{type(error).__name__}: {error}"]
+    known = error_of_model(error)
+    return [int(known.code), known.message]
 
 
 def _arrays(tensors: Sequence[Any], parts: Sequence[memoryview], *, checked: bool) -> dict[str, Array]:

@@ -32,6 +32,7 @@ from charonia.backend import (
 )
 from charonia.errors import CharoniaError, InternalError
 from charonia.exchange.exchanging_instance import ExchangingInstance, with_wanted_memory
+from executors.backends.given_objects import checked_instance, checked_signature, code_of_models, loaded_model
 from executors.backends.python.protocol.frames import Frame, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
@@ -83,8 +84,9 @@ class ProcessHost:
         self.closed = asyncio.Event()
         self.link = Link(self._received, lambda: os._exit(1))
         self._passing = passing
-        self._source: ModelSource | None = None
         self._backend: Any = None
+        self._word = ""
+        """The backend's name in the configuration."""
         self._model: Model | None = None
         self._is_parallel = True
         self._one = asyncio.Lock()
@@ -115,7 +117,9 @@ class ProcessHost:
 
     async def _answer(self, frame: Frame, passed: Sequence[int]) -> None:
         try:
-            self.link.send(Kind.DONE, frame.call, await self._result_of(frame, passed))
+            with code_of_models():
+                result = await self._result_of(frame, passed)
+            self.link.send(Kind.DONE, frame.call, result)
         except Exception as error:
             known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
             self.link.send(Kind.FAILED, frame.call, [int(known.code), known.message])
@@ -139,7 +143,7 @@ class ProcessHost:
         if frame.kind is Kind.TEXT_ASSETS:
             return await self._model.text_assets() if isinstance(self._model, TextModel) else b""
         if frame.kind is Kind.AUTO_COMPLETE:
-            return signature_content(await self._model.signature())
+            return signature_content(checked_signature(await self._model.signature(), self._word))
         return (await self._create(self._model, content, passed)).content()
 
     async def _load(self, source: ModelSource) -> None:
@@ -147,7 +151,8 @@ class ProcessHost:
         if hasattr(backend, "open"):
             await backend.open(dict(source.backend_config))
         self._is_parallel = getattr(backend, "parallel_loading", True)
-        self._model = await backend.load(source)
+        self._word = source.config.backend
+        self._model = await loaded_model(backend, source)
 
     async def _close(self) -> None:
         for one in (self._model, self._backend):
@@ -163,7 +168,8 @@ class ProcessHost:
             calls = RemoteCalls(self.link, self._answers)
             spec = spec_of(content, calls)
             async with contextlib.nullcontext() if self._is_parallel else self._one:
-                instance: object = await with_wanted_memory(model, await model.create_instance(spec), spec)
+                made = checked_instance(await model.create_instance(spec), self._word)
+                instance: object = await with_wanted_memory(model, made, spec)
         except BaseException:
             connection.close()
             raise
@@ -193,9 +199,7 @@ class ProcessHost:
                 checks_health=checks,
                 pins=pins,
             )
-        if not isinstance(instance, RequestInstance | StreamingInstance):
-            connection.close()
-            raise InternalError(f"backend '{spec.source.config.backend}' made a {type(instance).__name__}: no instance")
+        assert isinstance(instance, RequestInstance | StreamingInstance)
         requests = RequestServer(instance, spec.source.name, slots, self._answers)
         await requests.start(connection)
         calls.link = requests.link

@@ -20,8 +20,10 @@ from charonia.backend import (
     WindowedInstance,
 )
 from charonia.datatypes import DataType
-from charonia.errors import InternalError, as_error
+from charonia.errors import InternalError, error_of_model
+from charonia.tasks import ends_caller
 from charonia.tensors import Buffer, Tensor
+from executors.backends.given_objects import code_of_models
 from executors.backends.python.frame_content import answer_content
 from executors.backends.python.protocol.frames import Frame, Kind, padding
 from executors.backends.python.protocol.shared_slots import ModelSlots
@@ -122,11 +124,12 @@ class RequestServer:
     async def _command(self, frame: Frame) -> None:
         try:
             content = None
-            if frame.kind is Kind.FINALIZE:
-                await self._instance.close_instance()
-            else:
-                assert isinstance(self._instance, SelfCheckingInstance)
-                content = await self._instance.check_health()
+            with code_of_models():
+                if frame.kind is Kind.FINALIZE:
+                    await self._instance.close_instance()
+                else:
+                    assert isinstance(self._instance, SelfCheckingInstance)
+                    content = await self._instance.check_health()
             self.link.send(Kind.DONE, frame.call, content)
         except InstanceDied as death:
             end_process(self._model, death)
@@ -144,14 +147,16 @@ class RequestServer:
                 await self._stream(call, requests)
         except InstanceDied as death:
             end_process(self._model, death)
-        except Exception as error:
+        except BaseException as error:
+            if ends_caller(error):
+                raise
             self._fail(call, error)
         finally:
             self._requests.pop(call, None)
             self._running.pop(call, None)
 
-    def _fail(self, call: int, error: Exception) -> None:
-        known = as_error(error)
+    def _fail(self, call: int, error: BaseException) -> None:
+        known = error_of_model(error)
         self.link.send(Kind.FAILED, call, [int(known.code), known.message])
 
     async def _answer(self, call: int, requests: list[ModelRequest]) -> None:
@@ -184,7 +189,7 @@ class RequestServer:
             raise failure
         for index in sorted(responses.open):
             assert failure is not None
-            responses.send(index, ModelResponse(error=as_error(failure)), final=True)
+            responses.send(index, ModelResponse(error=error_of_model(failure)), final=True)
         responses.free()
 
 

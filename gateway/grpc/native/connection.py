@@ -262,7 +262,8 @@ class Connection(asyncio.Protocol):
         """Calls of the lane were answered."""
         self.calls.tally.last_sent_ns = monotonic_ns()
         self.out.answered(at_once=at_once)
-        self.calls.on_end()
+        if self.ending.takes_no_calls:
+            self.calls.on_end()
 
     def answer_slowly(self, call: LaneCall, message: bytes) -> None:
         """Answer a call of the lane within the client's windows."""

@@ -211,6 +211,13 @@ class GrpcSignature:
             def write(number: int, values: tuple[bytes, ...]) -> bytes:
                 return pack(begin, number, ANSWER, data, number, 0, length, only, *values, end, number, DONE)
 
+        elif len(fixed) == 2:
+            first, second = fixed
+
+            def write(number: int, values: tuple[bytes, ...]) -> bytes:
+                parts = first, values[0], second, values[1]
+                return pack(begin, number, ANSWER, data, number, 0, length, *parts, end, number, DONE)
+
         else:
 
             def write(number: int, values: tuple[bytes, ...]) -> bytes:
@@ -399,7 +406,6 @@ class GrpcLane:
         used = now_ns = earliest_ns = 0
         timed: list[LaneCall] = []
         begun = at
-        has_table = connection.has_table
         touched = self.touched
         tracer = self._lane.tracer if self._lane.tracer.on else None
         while size - at >= HEAD_BYTES:
@@ -418,7 +424,7 @@ class GrpcLane:
                 if known is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
                     break
                 headers, standing, uses_none = known
-                if has_table and not uses_none:
+                if not uses_none and connection.has_table:
                     break
                 last_id = number
                 room -= 1

@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from charonia.datatypes import DataType
+from charonia.datatypes import DATATYPES, DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import (
     MAX_DEADLINE_NS,
@@ -173,10 +173,9 @@ def _input(item: Any, max_input_size_bytes: int) -> InputSlot:
     name = _member_string(item, "name")
     word = _member_string(item, "datatype")
     shape = _shape(name, _array(item, "shape"))
-    try:
-        datatype = DataType.of(word)
-    except InvalidArgument:
-        raise InvalidArgument(f"invalid datatype for input {name}") from None
+    datatype = DATATYPES.get(word)
+    if datatype is None:
+        raise InvalidArgument(f"invalid datatype for input {name}")
     parameters = _parameters_of(item)
     if "shared_memory_region" in parameters:
         return InputSlot(name, datatype, shape, 0, b"", _region_part(parameters))

@@ -38,6 +38,11 @@ class ApiError(Exception):
         self.code = code
 
 
+def missing(name: str) -> ApiError:
+    """The refusal of a body without a field that it has to have."""
+    return ApiError(f"Missing required parameter: '{name}'", param=name, code="missing_required_parameter")
+
+
 Failure = ApiError | CharoniaError | HttpRefusal
 
 

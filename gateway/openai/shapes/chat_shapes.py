@@ -13,7 +13,7 @@ import orjson
 
 from charonia.generation.tool_calls import CallReader, ToolDelta
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 from .forced_calls import FREE, ToolCalls, ToolChoice, call_id, grammar_of, reader_of, tools_of
 from .sampling_fields import (
     check_size,
@@ -24,6 +24,7 @@ from .sampling_fields import (
     priority_of,
     prompt_logprobs_of,
     sampling_of,
+    structure_field,
     structure_of,
     text,
     token_ids,
@@ -73,6 +74,8 @@ class ChatRequest:
     """The text before the answer's own: with `echo` that of the last message, if it is of the assistant, too."""
     prompt_ids: list[int] | None = None
     """The prompt's tokens where the caller has them already; then the messages are not rendered."""
+    structured_by: str = ""
+    """The field that says what form the text has to have, if one does."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -131,6 +134,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         token_options(body),
         echo,
         None if flag(body, "echo") else _earlier_prompt(body),
+        structure_field(body) if forced is None else "tools",
     )
 
 
@@ -153,7 +157,7 @@ def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The messages, each with `content` as one string. Raises `ApiError`."""
     given = body.get("messages")
     if given is None:
-        raise ApiError("Missing required parameter: 'messages'", param="messages", code="missing_required_parameter")
+        raise missing("messages")
     if not isinstance(given, list) or not given:
         raise ApiError("'messages' must be a list that is not empty", param="messages")
     if len(given) > MAX_MESSAGES:

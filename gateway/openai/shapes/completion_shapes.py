@@ -11,7 +11,7 @@ from typing import Any
 
 from charonia.generation.parameters import DEFAULT_MAX_TOKENS, MAX_LOGPROBS
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 from .sampling_fields import (
     MAX_CHOICES,
     choices_of,
@@ -21,6 +21,7 @@ from .sampling_fields import (
     priority_of,
     prompt_logprobs_of,
     sampling_of,
+    structure_field,
     structure_of,
     text,
     token_ids,
@@ -60,6 +61,8 @@ class CompletionRequest:
     counts_always: bool = False
     """Whether each chunk of a stream has the usage so far."""
     options: TokenOptions = NO_OPTIONS
+    structured_by: str = ""
+    """The field that says what form the text has to have, if one does."""
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -104,12 +107,13 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         priority_of(body),
         counts_always(body),
         token_options(body),
+        structure_field(body),
     )
 
 
 def _prompts(given: Any) -> list[Prompt]:
     if given is None:
-        raise ApiError("Missing required parameter: 'prompt'", param="prompt", code="missing_required_parameter")
+        raise missing("prompt")
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list) or not given:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 from .known_fields import EMBEDDING, refuse_unknown
 from .sampling_fields import text, token_ids, whole
 
@@ -33,13 +33,15 @@ def read_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
     """The request of a body. Raises `ApiError`."""
     refuse_unknown(body, EMBEDDING)
     model = text(body, "model")
-    form = body.get("encoding_format", "float")
-    if form not in ("float", "base64"):
+    form = body.get("encoding_format")
+    if form not in (None, "float", "base64"):
         raise ApiError("'encoding_format' must be float or base64", param="encoding_format")
     return EmbeddingRequest(model, _inputs(body.get("input")), whole(body, "dimensions", 1, 2**20), form == "base64")
 
 
 def _inputs(given: Any) -> list[str] | list[list[int]]:
+    if given is None:
+        raise missing("input")
     if isinstance(given, str):
         given = [given]
     if not isinstance(given, list) or not given:

@@ -13,7 +13,7 @@ import orjson
 
 from charonia.generation.tool_calls import CallReader, ToolDelta
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 from .chat_shapes import ChatRequest, read_chat
 from .forced_calls import ToolCalls, call_id
 from .text_answers import TextDelta, TextFold
@@ -29,7 +29,7 @@ Event = tuple[str, dict[str, Any]]
 def read_messages_request(body: Mapping[str, Any], *, counts: bool = False) -> ChatRequest:
     """The chat that a body asks for; with `counts` only its tokens are. Raises `ApiError`."""
     if body.get("max_tokens") is None and not counts:
-        raise ApiError("Missing required parameter: 'max_tokens'", param="max_tokens")
+        raise missing("max_tokens")
     chat: dict[str, Any] = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
     if body.get("stop_sequences"):
@@ -71,6 +71,8 @@ def _tools(given: Any) -> list[dict[str, Any]]:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
+    if given is None:
+        raise missing("messages")
     if not isinstance(given, list) or not given:
         raise ApiError("'messages' must be a list that is not empty", param="messages")
     found: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ import orjson
 
 from charonia.generation.parameters import MAX_BAD_WORDS, MAX_BIASES, MAX_SCHEMA_BYTES
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 
 MAX_CHOICES = 128
 """Texts of one call, all its prompts together."""
@@ -72,7 +72,7 @@ def text(body: Mapping[str, Any], name: str) -> str:
     """A string that has to be there. Raises `ApiError`."""
     value = body.get(name)
     if value is None:
-        raise ApiError(f"Missing required parameter: '{name}'", param=name, code="missing_required_parameter")
+        raise missing(name)
     if not isinstance(value, str) or not value:
         raise ApiError(f"'{name}' must be a string that is not empty", param=name)
     return value
@@ -227,6 +227,11 @@ def structure_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
         raise ApiError("'response_format.json_schema.schema' must be a JSON schema", param="response_format")
     check_size(schema, "response_format")
     return {"json": schema}
+
+
+def structure_field(body: Mapping[str, Any]) -> str:
+    """The name of the field that `structure_of` reads."""
+    return "response_format" if body.get("structured_outputs") is None else "structured_outputs"
 
 
 def check_size(value: Any, name: str) -> None:

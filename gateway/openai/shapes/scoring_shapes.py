@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .api_errors import ApiError
+from .api_errors import ApiError, missing
 from .sampling_fields import flag, text, whole
 
 MAX_PAIRS = 2048
@@ -38,6 +38,8 @@ def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
     """The request of a body. Raises `ApiError`."""
     model, query = text(body, "model"), text(body, "query")
     given = body.get("documents")
+    if given is None:
+        raise missing("documents")
     if not isinstance(given, list) or not given:
         raise ApiError("'documents' must be a list of texts that is not empty", param="documents")
     if len(given) > MAX_PAIRS:
@@ -87,7 +89,7 @@ def _texts(body: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     name = next((one for one in names if body.get(one) is not None), names[0])
     given = body.get(name)
     if given is None:
-        raise ApiError(f"Missing required parameter: '{name}'", param=name, code="missing_required_parameter")
+        raise missing(name)
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
         raise ApiError(f"'{name}' must be a string or a list of strings", param=name)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from charonia.errors import InvalidArgument
 from charonia.generation.sampling import LEAST_LOGPROB
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor, split_bytes_elements
@@ -167,7 +168,11 @@ def _finite(logprob: Any) -> float:
 
 def _text(name: str, entry: Mapping[str, Any], bytes_of: TokenBytes | None) -> tuple[str, bytes]:
     if bytes_of is not None and name.isdigit():
-        raw = bytes_of(int(name))
-        return raw.decode("utf-8", "replace"), raw
+        try:
+            raw = bytes_of(int(name))
+        except InvalidArgument:
+            pass  # a model may have more rows than its tokenizer has tokens
+        else:
+            return raw.decode("utf-8", "replace"), raw
     text = str(entry.get("decoded_token") or "")
     return text, text.encode("utf-8", "replace")

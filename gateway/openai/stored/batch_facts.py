@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CREATED, STARTED, CANCELLING, FINALIZING, ENDED = "created", "started", "cancelling", "finalizing", "ended"
+CREATED, STARTED, ASKED = "created", "started", "asked"
+CANCELLING, FINALIZING, ENDED = "cancelling", "finalizing", "ended"
 
 COMPLETED, FAILED, EXPIRED, CANCELLED = "completed", "failed", "expired", "cancelled"
 
@@ -58,6 +59,10 @@ class BatchState:
     finalizing_s: int = 0
     ended_s: int = 0
     model: str = ""
+    asked: set[str] | None = None
+    """The models that have had jobs of its lines, written before the first of each: `model` may be an adapter's name,
+    which leads to another model later. None for a batch that a gateway of an older release started.
+    """
     outcome: str = ""
     """How it ended: completed, failed, expired or cancelled; "" while it has not."""
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -93,6 +98,9 @@ class BatchState:
         elif kind == STARTED and not self.started_s:
             self.started_s, self.model = time_s, fact["model"]
             self.counts.total = fact["total"]
+            self.asked = set() if fact.get("names_asked") else None
+        elif kind == ASKED and self.asked is not None:
+            self.asked.add(fact["model"])
         elif kind == CANCELLING and not self.cancelling_s:
             self.cancelling_s = time_s
         elif kind == FINALIZING and not self.finalizing_s:

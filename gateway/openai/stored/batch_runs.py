@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from gateway.handler import Handler
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.requests.delivery import Caller
 
-from .batch_facts import CANCELLED, COMPLETED, ENDED, EXPIRED, FAILED, FINALIZING, STARTED, BatchState, Counts
+from .batch_facts import ASKED, CANCELLED, COMPLETED, ENDED, EXPIRED, FAILED, FINALIZING, STARTED, BatchState, Counts
 from .batch_lines import BatchLine, LineReader, LineResult, Validation
 from .stored_objects import FileRecord, FileWriter, StoredBatches, StoredFiles, now_s
 
@@ -58,6 +59,10 @@ _TEXTS = {
 logger = logging.getLogger("charonia.gateway.openai")
 
 
+async def _write_nothing(_model: str) -> None:
+    """The `will_ask` of a run that submits no jobs."""
+
+
 @dataclass(slots=True)
 class BatchRun:
     """One batch while this gateway drives it. `stop` is why it is to end early: cancelled or expired."""
@@ -66,6 +71,10 @@ class BatchRun:
     token: int
     caller: Caller
     counts: Counts
+    will_ask: Callable[[str], Awaitable[None]] = _write_nothing
+    """To be called before a job of this model is submitted, so that every gateway knows where to find it. Raises
+    `CharoniaError` without the log.
+    """
     stop: str = ""
     lost: bool = False
     """Another gateway drives it now."""
@@ -84,6 +93,8 @@ class BatchRun:
     """The numbers of the lines that have a result."""
     begun_ns: int = field(default_factory=monotonic_ns)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is written which model is asked."""
 
 
 class LineCalls(Protocol):
@@ -116,6 +127,11 @@ class BatchRuns:
         self._ending: set[str] = set()
         self._waiting: dict[str, BatchState] = {}
         """The batches that this gateway does not drive, those first whose state was read longest ago."""
+        self._places: dict[str, int] = {}
+        """The place of each batch in the line for slots. One that could not be driven goes to its end: otherwise as
+        many as there are slots would keep all others from theirs.
+        """
+        self._next_place = itertools.count(1)
         self._woken = asyncio.Event()
         self._tasks = Tasks()
 
@@ -151,10 +167,13 @@ class BatchRuns:
                     await self._woken.wait()
 
     async def _look(self) -> None:
-        """Take batches that no gateway drives: the oldest of the tenant with the fewest slots first; and end those that
-        are to stop.
+        """Take batches that no gateway drives: the first in line of the tenant with the fewest slots first; and end
+        those that are to stop.
         """
-        found = [one for one in await self._batches.active() if one not in self._driven and one not in self._ending]
+        active = await self._batches.active()
+        self._places = {one: self._places.get(one) or next(self._next_place) for one in active}
+        found = [one for one in active if one not in self._driven and one not in self._ending]
+        found.sort(key=self._places.__getitem__)
         await self._read_waiting(found)
         waiting: dict[str, deque[str]] = {}
         for batch_id in found:
@@ -203,8 +222,10 @@ class BatchRuns:
             await self._drive(batch_id, token)
         except CharoniaError as error:
             logger.info("batch %s is driven again later: %s", batch_id, error.message)
+            self._places[batch_id] = next(self._next_place)
         except Exception:
             logger.exception("batch %s could not be driven", batch_id)
+            self._places[batch_id] = next(self._next_place)
         finally:
             self._runs.pop(batch_id, None)
             with contextlib.suppress(CharoniaError):
@@ -220,7 +241,8 @@ class BatchRuns:
             await self._batches.ended(batch_id)
             return
         caller = Caller(state.tenant, self._handler.identifies)
-        run = BatchRun(state, token, caller, Counts())
+        run = BatchRun(state, token, caller, Counts(), lambda model: self._will_ask(run, model))
+        run.is_full = state.finalizing_s > 0  # no owner asks for more after that: see `_leaves_jobs`
         self._runs[batch_id] = run
         file: FileRecord | None = None
         try:
@@ -247,7 +269,11 @@ class BatchRuns:
             if file is not None and len(run.done) < run.counts.total:
                 await self._run_lines(run, file)
             await deleting
-            if file is not None and (run.stop or run.is_full) and not run.lost:
+            # a gateway that stalled may not have noticed yet that another one asks for the lines
+            run.lost = run.lost or not await self._batches.owns(batch_id, token)
+            if file is not None and await self._leaves_jobs(run):
+                if not run.lost:
+                    await self._ask_no_more(run)
                 await self._cancel_left(run, file)
         finally:
             for task in (watching, deleting):
@@ -265,7 +291,7 @@ class BatchRuns:
         if checked.errors:
             await self._end(run, FAILED, errors=checked.errors)
             return False
-        fact = {"kind": STARTED, "time_s": now_s(), "total": checked.lines, "model": checked.model}
+        fact = {"kind": STARTED, "time_s": now_s(), "total": checked.lines, "model": checked.model, "names_asked": True}
         await self._add(run, fact)
         return True
 
@@ -282,6 +308,12 @@ class BatchRuns:
     async def _add(self, run: BatchRun, fact: dict[str, Any]) -> None:
         await self._batches.add(run.state.id, fact)
         run.state.apply(fact)
+
+    async def _will_ask(self, run: BatchRun, model: str) -> None:
+        """See `BatchRun.will_ask`."""
+        async with run.writing:
+            if run.state.asked is not None and model not in run.state.asked:
+                await self._add(run, {"kind": ASKED, "time_s": now_s(), "model": model})
 
     def _count(self, run: BatchRun, number: int, ok: bool, tokens: tuple[int, int]) -> bool:
         """Count a line's result; False when it has one already."""
@@ -402,6 +434,19 @@ class BatchRuns:
             with contextlib.suppress(CharoniaError):
                 await self._handler.jobs.cancel(job_id, run.caller)
 
+    async def _leaves_jobs(self, run: BatchRun) -> bool:
+        """Whether there may be jobs whose lines are not asked for again."""
+        if not run.lost:
+            return bool(run.stop) or run.is_full
+        # the owner cancels those there are, perhaps before this gateway has asked for its last ones
+        run.state = await self._batches.state(run.state.id)
+        return bool(_reason_to_stop(run.state) or run.state.finalizing_s or run.state.outcome)
+
+    async def _ask_no_more(self, run: BatchRun) -> None:
+        """Write that no gateway will ask for another line of this batch, unless that is known."""
+        if not run.stop and not run.state.finalizing_s:
+            await self._add(run, {"kind": FINALIZING, "time_s": now_s()})
+
     async def _cancel_left(self, run: BatchRun, file: FileRecord) -> None:
         """Cancel the jobs that another gateway has left. Lines are asked for in their order and so many at a time, so
         those under way are the first ones without a result.
@@ -426,8 +471,7 @@ class BatchRuns:
 
         Without its input the lines without an answer cannot be named: the batch says so, and keeps its answers.
         """
-        if not run.stop:
-            await self._add(run, {"kind": FINALIZING, "time_s": now_s()})
+        await self._ask_no_more(run)
         state = run.state
         kept_s = state.output_ttl_s
         stem = f"file-{state.id.removeprefix('batch_')}{run.token:x}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -101,11 +101,16 @@ class ModelLines:
             count = _choices(run.state.endpoint, line.body)
         except ApiError:
             return  # its body is wrong: there is no job of it
-        keys = [_key(run, line, index, form) for index in range(count) for form in ("", _PARTS)]
+        keys = [
+            _key(run, line, index, form, end)
+            for index in range(count)
+            for form in ("", _PARTS)
+            for end in (_OF_LINE, "")
+        ]
         if not keys:
             return
         queries = self._handler.jobs.queries
-        for model in await self._models(line):
+        for model in await self._models(run, line):
             found = await queries.of_keys(model, keys, run.caller)
             if _is_unstored(run, line):
                 await self.delete(run, found)
@@ -114,12 +119,16 @@ class ModelLines:
                 with contextlib.suppress(NotFound):  # it is forgotten
                     await self._handler.jobs.cancel(job_id, run.caller)
 
-    async def _models(self, line: BatchLine) -> list[str]:
-        """The model of a line; all that have had jobs where it is not served at present."""
+    async def _models(self, run: BatchRun, line: BatchLine) -> Collection[str]:
+        """The models that may have jobs of a line: those that were asked, and the line's own, which a gateway of an
+        older release asked without a word. A batch that one started names none: where the line's model is not served
+        at present, those are all that have had jobs.
+        """
+        asked = run.state.asked
         try:
-            return [self._texts.models.find(line.body["model"]).served.model]
+            return (asked or set()) | {self._texts.models.find(line.body["model"]).served.model}
         except ApiError:
-            return await self._handler.jobs.queries.models()
+            return asked if asked is not None else await self._handler.jobs.queries.models()
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """See `LineCalls`."""
@@ -226,6 +235,7 @@ class ModelLines:
     async def _asked(
         self, run: BatchRun, request: InferenceRequest, options: DeliveryOptions, jobs: list[str]
     ) -> Sequence[InferenceResponse]:
+        await run.will_ask(request.model)
         receipt = await self._handler.submit_job(request, options)
         jobs.append(receipt.id)
         return await self._result(run, receipt.id)
@@ -268,6 +278,7 @@ class ModelLines:
         _as_of_a_line(run, prepared.requests[0])
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
+        await run.will_ask(prepared.requests[0].model)
         job_id, _ = await self._responses.submit(request, prepared, options)
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
@@ -330,9 +341,11 @@ def _choices(url: str, body: Mapping[str, Any]) -> int:
     return int(url == "/v1/responses")  # lines of embeddings are no jobs
 
 
-def _key(run: BatchRun, line: BatchLine, index: int, form: str) -> str:
-    """`form` is `_PARTS`, or nothing for a request that is answered whole."""
-    return f"{run.state.id}:{line.number}:{index}{form}{_OF_LINE}"
+def _key(run: BatchRun, line: BatchLine, index: int, form: str, end: str = _OF_LINE) -> str:
+    """`form` is `_PARTS`, or nothing for a request that is answered whole. Gateways of older releases end it with
+    nothing.
+    """
+    return f"{run.state.id}:{line.number}:{index}{form}{end}"
 
 
 def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:

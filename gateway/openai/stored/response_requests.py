@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.shapes.api_errors import ApiError, missing
 from gateway.openai.shapes.known_fields import RESPONSE, refuse_unknown
 from gateway.openai.shapes.sampling_fields import check_size, flag, text, whole
 
@@ -24,7 +24,13 @@ MAX_ID = 256
 """Of an item, in characters; one with a longer id gets another."""
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_SAMPLED = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "seed", "user", "priority")
+_SAMPLED = (
+    *("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "seed", "user", "priority"),
+    *("stop", "logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words"),
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "structured_outputs"),
+    "chat_template_kwargs",
+)
+"""Fields that are those of a chat; the second line and the third one are vLLM's."""
 _KEPT = (*_SAMPLED, "parallel_tool_calls", "tool_choice", "max_tool_calls", "prompt_cache_key", "safety_identifier")
 _UNSUPPORTED = ("conversation", "prompt", "context_management")
 
@@ -88,6 +94,9 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         raise ApiError("'background' is only allowed when 'store' is true", param="background")
     if not isinstance(body.get("include", []), list | None):
         raise ApiError("'include' must be a list", param="include")
+    if not body.get("tools") and body.get("tool_choice") not in (None, "none", "auto"):
+        raise ApiError("'tool_choice' is only allowed when 'tools' are specified", param="tool_choice")
+    flag(body, "parallel_tool_calls")
     instructions, previous = body.get("instructions"), body.get("previous_response_id")
     for name, value in (("instructions", instructions), ("previous_response_id", previous)):
         if value is not None and not isinstance(value, str):
@@ -127,6 +136,8 @@ def _items(value: Any) -> tuple[Mapping[str, Any], ...]:
     """The input as items, each with an id. Raises `ApiError`."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
+    if value is None:
+        raise missing("input")
     if not isinstance(value, list) or not value:
         raise ApiError("'input' must be a string or a list of items that is not empty", param="input")
     if len(value) > MAX_ITEMS:

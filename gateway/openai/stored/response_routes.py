@@ -30,7 +30,7 @@ from gateway.openai.shapes.api_errors import ApiError, error_document, json_byte
 from gateway.openai.shapes.chat_shapes import read_chat
 from gateway.openai.shapes.forced_calls import reader_of
 from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
-from gateway.openai.text_models import TextTools
+from gateway.openai.text_models import NOBODY, Asked, TextTools
 from gateway.openai.text_serving import PreparedText, TextServing
 from gateway.requests.delivery import Caller, DeliveryOptions, JobView
 
@@ -52,6 +52,8 @@ MAX_CHAIN = 256
 _HEARTBEAT_S = 15.0
 _HEARTBEAT = b": the response goes on\n\n"
 _IDEMPOTENCY = b"idempotency-key"
+_OF_CHATS = {"response_format": "text.format", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+"""What fields of a chat are called in a response."""
 
 
 class ResponseLog(Blobs, Protocol):
@@ -168,10 +170,14 @@ class StoredResponses:
             response_id = stored.request.previous
         return [item for part in reversed(parts) for item in part]
 
-    async def prepare(self, request: ResponseRequest, caller: Caller) -> PreparedText:
+    async def prepare(self, request: ResponseRequest, caller: Caller, asked: Asked = NOBODY) -> PreparedText:
         """The model's request for a response. Raises `ApiError`."""
         before = await self.before(request.previous, caller) if request.previous else []
-        return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller)
+        try:
+            return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller, asked)
+        except ApiError as error:
+            error.param = _OF_CHATS.get(error.param or "", error.param)
+            raise
 
     async def submit(
         self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions
@@ -329,7 +335,8 @@ class _Responses:
     async def create(self, call: ApiCall) -> None:
         key = call.headers.get(_IDEMPOTENCY, b"").decode("latin-1")
         request = read_response_request(await call.json()).seeded(key)
-        prepared = await self._responses.prepare(request, call.caller)
+        asked = NOBODY if request.store else call.asked  # jobs get the present version (ADR 0058)
+        prepared = await self._responses.prepare(request, call.caller, asked)
         if not request.store:
             await self._unstored(call, request, prepared)
             return

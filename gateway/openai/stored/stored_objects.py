@@ -38,6 +38,8 @@ FINALIZING_S = 3600
 _DECIDED_S, _ENDING_S = 30, 60
 """An upload becomes a file this long after its entry at the latest, and counts so long. The difference is for writing
 it, and for clocks that do not run alike."""
+_STREAM_KEPT_S = 3600
+"""How long a tenant's stream of such entries is kept after the last: an empty stream would stay for ever otherwise."""
 _PAGE = 500
 _RESULTS_PAGE = 32
 """Results read at a time: one may have a megabyte."""
@@ -195,6 +197,7 @@ class StoredFiles:
             began_ns = monotonic_ns()
             entry_id = await self._log.append(stream, [b"f", writer.id.encode(), b"s", b"%d" % writer.size_bytes])
             try:
+                await self._log.keep_until(stream, wall_ns() // 1000 + _STREAM_KEPT_S * 1_000_000)
                 count = await self._count_before(tenant, entry_id, writer.size_bytes, beside_bytes)
                 if count is not None:
                     raise _full(count, 0, beside_bytes)

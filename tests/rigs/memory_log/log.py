@@ -418,6 +418,11 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         if (work.owner, work.token) == (owner, token):
             work.owner = ""
 
+    async def keep_until(self, key: bytes, until_us: int) -> None:
+        await super().keep_until(key, until_us)
+        if key not in self._until:
+            self._streams.pop(key, None)
+
     async def delete_keys(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._streams.pop(key, None)

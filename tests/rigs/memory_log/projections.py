@@ -112,7 +112,7 @@ class MemoryProjections:
         return len(self._times.get(key, {}))
 
     async def keep_until(self, key: bytes, until_us: int) -> None:
-        """Sets go when this is called, not in between."""
+        """They go when this is called, not in between."""
         self._until[key] = max(until_us, self._until.get(key, 0))
         if self._until[key] <= wall_ns() // 1000:
             self._forget(key)

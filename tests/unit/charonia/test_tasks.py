@@ -11,7 +11,7 @@ import pytest
 from virtual_time import MemoryLoop, VirtualLoop
 
 from charonia.errors import InvalidArgument, LogUnavailable
-from charonia.tasks import Tasks, insist, periodic
+from charonia.tasks import Tasks, ends_caller, insist, periodic
 
 
 async def test_tasks_are_kept_until_they_end() -> None:
@@ -180,3 +180,26 @@ def test_a_periodic_step_begins_at_once_if_asked_to() -> None:
     _pass(loop, 5.0)
     assert times_s == [0.0, 0.5, 2.0]
     _end(loop, repeated)
+
+
+async def test_a_cancellation_of_another_task_does_not_end_the_one_that_waits() -> None:
+    other = asyncio.create_task(asyncio.Event().wait())
+    await asyncio.sleep(0)
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await other
+    assert not ends_caller(caught.value)
+    assert not ends_caller(SystemExit(1))
+    assert ends_caller(GeneratorExit())
+
+    async def waits() -> bool:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            return ends_caller(error)
+        return False
+
+    own = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    own.cancel()
+    assert await own

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from charonia.analyzer.http1_lane import Head
 from loadtest.grpc_driver import GrpcAnswers, GrpcRequests
-from loadtest.http1 import Head
 from loadtest.http_driver import HttpAnswers, HttpRequests
 from loadtest.model import ELEMENT_SIZES, LoadTestError, Model, TensorSpec
 from loadtest.payloads import make_bodies
@@ -92,7 +92,8 @@ def test_grpc_answers_are_told_apart() -> None:
 def _http_answer(content: bytes, shape: tuple[int, ...] = (1, 16), size: int = 64) -> tuple[Head, bytes]:
     tensor = {"name": "OUTPUT0", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": size}}
     part = json.dumps({"outputs": [tensor]}).encode()
-    return Head(200, len(part) + len(content), len(part), False), part + content
+    lengths = f"Content-Length: {len(part) + len(content)}\r\nInference-Header-Content-Length: {len(part)}"
+    return Head(f"HTTP/1.1 200 OK\r\n{lengths}".encode()), part + content
 
 
 def test_http_answers_are_told_apart() -> None:
@@ -104,7 +105,7 @@ def test_http_answers_are_told_apart() -> None:
         assert "differ" in (answers.fault(*_http_answer(other), mine) or "")
         assert "63 tensor bytes, declares 64" in (answers.fault(*_http_answer(mine[:63]), mine) or "")
         assert "for shape" in (answers.fault(*_http_answer(mine, shape=(2, 16)), mine) or "")
-    assert answers.fault(Head(503, 0, None, False), b'{"error":"full"}', mine) == "HTTP 503: full"
+    assert answers.fault(Head(b"HTTP/1.1 503 Full\r\nContent-Length: 0"), b'{"error":"full"}', mine) == "HTTP 503: full"
 
 
 def test_bodies_of_a_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import hiredis
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.redis.server.hot_connection import Connection
-from charonia.eventlog.redis.server.transport import Argument, pack
+from charonia.eventlog.redis.server.transport import Argument, Refused, pack
 
 from .state_file import TYPES, StateWriter
 
@@ -82,13 +82,18 @@ async def _page(names: Sequence[bytes], connection: Connection, writer: StateWri
             continue  # it has expired
         if word not in TYPES or (word == "list" and not name.startswith(_LISTS)):
             raise InvalidArgument(f"the key '{name.decode(errors='replace')}' is a {word}: no log of charonia has such")
-        key = (name, word, max(0, expires_ms))
+        expires_ms = max(0, expires_ms)
+        key = (name, word, expires_ms)
         if name in once:
             continue
         if word in ("stream", "list"):
             once.add(name)
         if word == "stream" or (size or 0) > _SMALL_BYTES:
-            await _LARGE[word](connection, writer, key)
+            try:
+                await _LARGE[word](connection, writer, key)
+            except Refused:  # an import leaves out what has been written of it, as its time to live is over
+                if not expires_ms or await connection.execute("EXISTS", name):
+                    raise
         else:
             small.append(key)
     contents = await _all(connection, [_WHOLE[kind](name) for name, kind, _ in small])

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 import hiredis
+from msgspec import Struct, field
 
 from charonia.errors import LogRefused, LogUnavailable
 from charonia.eventlog import port
@@ -60,15 +61,12 @@ class Refused(LogRefused):
         return self.reply.startswith("OOM")
 
 
-class _Batch:
+class _Batch(Struct, eq=False):
     """Several commands whose replies are collected together."""
 
-    __slots__ = ("count", "done", "replies")
-
-    def __init__(self, count: int, done: Done) -> None:
-        self.count = count
-        self.done = done
-        self.replies: list[Any] = []
+    count: int
+    done: Done
+    replies: list[Any] = field(default_factory=list)
 
 
 class Wire(asyncio.Protocol):
@@ -182,7 +180,7 @@ class Wire(asyncio.Protocol):
                     collected.append(reply)
                     if len(collected) == waiter.count:
                         _finish(waiter, collected)
-                elif not waiter.done():  # type: ignore[call-arg]
+                elif not waiter.done():  # type: ignore[call-arg, misc]
                     if type(reply) is hiredis.ReplyError:
                         waiter.set_exception(self.refused(reply))  # type: ignore[union-attr]
                     else:
@@ -258,6 +256,11 @@ def pack(command: Sequence[Argument]) -> bytes:
     except TypeError:  # a bytearray
         return b"".join(pack_pieces(command))
     return packed if len(packed) <= port.MAX_STRING_BYTES else b"".join(pack_pieces(command))
+
+
+def bulk(argument: bytes) -> bytes:
+    """One argument as it stands in a packed command."""
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
 
 
 def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:

@@ -56,7 +56,7 @@ class Owner:
         """`attempts` as for `Windows.read`."""
         entries = await self.log.range(QUEUE, self.after)
         self.after = entries[-1].id if entries else self.after
-        return self.windows.read(QUEUE, entries, attempts, {})
+        return self.windows.read(QUEUE, entries, attempts, set())
 
 
 @pytest.fixture

@@ -5,8 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from batcher.entries.carriers import Carried, CarrierEntry, Windows
 from batcher.scheduling.observations import RequestQueued
+from charonia.eventlog.port import Entry
+from charonia.tensors import Tensor
+from charonia.wire import FIELD_RECORD, FIELD_WAVE, pack_request, record_fields, request_meta
 
 
 class Reader:
@@ -52,6 +57,23 @@ class Model:
         request = self.queued[stream].pop(0)
         self.windows.settle([request])
         self.windows.settle([request])  # saying so again changes nothing
+
+
+def test_requests_beside_one_that_cannot_be_read_are_queued() -> None:
+    model = Model(4)
+    model.windows.open(b"a", 1)
+    tensor = Tensor.of("x", np.zeros((1, 1), np.uint8))
+    meta = request_meta(1, "", [tensor], (), {})
+    first, other, last = [
+        pack_request(bytes([number]) * 16, b"g", b"", meta, [tensor.data], rows=1, signature=1, level=0, accepted_ns=1)
+        for number in (1, 2, 3)
+    ]
+    for fields in ([FIELD_RECORD, first, FIELD_RECORD, other[:-1]], record_fields([first, other[:1] + b"\0", last])):
+        queued = model.windows.read(b"a", [Entry(b"1-0", fields)], None, {})
+        assert [request.id[0] for request in queued] == ([1] if fields[0] == FIELD_RECORD else [1, 3])
+    assert model.deletions.wanted == []
+    assert model.windows.read(b"a", [Entry(b"2-0", [FIELD_WAVE, b"none"])], None, {}) == []
+    assert model.deletions.wanted == [(b"a", b"2-0")]
 
 
 def test_a_full_lane_is_left_alone_and_others_are_read() -> None:

@@ -96,13 +96,13 @@ def test_values() -> None:
 def test_what_does_not_fit_is_one_sentence(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         options(line)
-    assert cli.main(["bench", "-m", "model", *line.split()]) == 1
+    assert cli.main(["bench", "-m", "model", *line.split()]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_usage_help_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--unknown"]) == 2
-    assert cli.main(["bench"]) == 1
+    assert cli.main(["bench"]) == 2
     assert "-m is required" in capsys.readouterr().err
     assert cli.main(["bench", "--help"]) == 0
     assert "--periodic-concurrency-range" not in capsys.readouterr().out

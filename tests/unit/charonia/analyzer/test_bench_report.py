@@ -100,8 +100,9 @@ def test_columns_that_come_when_they_are_asked_for() -> None:
 
 
 def test_text() -> None:
-    bad = LevelResult(8, False, True, (figures(),), figures(), 500)
+    bad = LevelResult(8, False, True, (figures(),), figures())
     bad.figures.errors.update(Counter({"HTTP 400: no": 3}))
+    bad.figures.due = 1000
     bad.figures.busiest = 0.95
     bad.figures.service = LatencyHistogram.of([400_000] * 100)
     text = level_text(run("--request-rate-range 8"), bad)
@@ -114,6 +115,14 @@ def test_text() -> None:
     assert not bad.is_good
     assert "service time" not in level_text(run(), bad)
     assert "no" in summary_table(run(), [result(), bad]).splitlines()[2].split()
+
+
+@pytest.mark.parametrize("due", [100, 106])
+def test_fewer_arrivals_than_the_rate_are_not_the_servers_fault(due: int) -> None:
+    """A Poisson process at 60 a second may have 100 arrivals in two seconds, where 120 are the mean."""
+    kept_up = LevelResult(60, True, True, (figures(),), figures())
+    kept_up.figures.due = due
+    assert "keep up" not in level_text(run("--request-rate-range 60 --request-distribution poisson"), kept_up)
 
 
 def judged(level: float, latency_us: int, *, within: bool) -> LevelResult:

@@ -12,7 +12,7 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.analyzer.http1_lane import AnswerReader, Destination, Http1Lane, ProtocolError
+from charonia.analyzer.http1_lane import AnswerReader, Destination, Head, Http1Lane, ProtocolError
 from charonia.analyzer.http2_lane import Http2Connection, Http2Lane, frame
 from protos import grpc_service_pb2 as pb
 
@@ -61,6 +61,31 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x
 ERROR = b'HTTP/1.1 400 Bad\r\nContent-Length: 19\r\nConnection: close\r\n\r\n{"error": "no way"}'
 
 
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\ninference-header-content-length: 2", (200, 5, 2, False)),
+        (b"HTTP/1.1 204 No Content\r\nconnection: Close\r\ncontent-length: 0", (204, 0, None, True)),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 0", (200, 0, None, True)),
+        (b"HTTP/1.1 400 Bad\r\nTransfer-Encoding: chunked", (400, None, None, False)),
+    ],
+)
+def test_heads(raw: bytes, expected: tuple[int, int | None, int | None, bool]) -> None:
+    head = Head(raw)
+    assert (head.status, head.length, head.json_length, head.close) == expected
+
+
+@given(st.sampled_from([SIZED, CHUNKED]), st.lists(st.integers(0, 200), max_size=6))
+@settings(max_examples=examples(100), deadline=None)
+def test_any_pieces_are_the_same_answer(answer: bytes, cuts: list[int]) -> None:
+    reader = AnswerReader()
+    for _ in range(2):
+        found: list[Any] = []
+        fed(lambda piece, found=found: found.append(reader.feed(piece)), answer, cuts)
+        assert found[:-1] == [None] * (len(found) - 1)
+        assert (found[-1][0].status, found[-1][1]) == (200, b"hello")
+
+
 @given(st.sampled_from([SIZED, CHUNKED, ERROR]), st.lists(st.integers(0, 200), max_size=6))
 @settings(max_examples=examples(100), deadline=None)
 def test_answers_in_pieces(answer: bytes, cuts: list[int]) -> None:
@@ -76,7 +101,17 @@ def test_answers_in_pieces(answer: bytes, cuts: list[int]) -> None:
     assert wire.aborted == (answer == ERROR)
 
 
-@pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", SIZED + b"x", b"x" * 70_000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n", b"ICY 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 2x0 OK\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length 0\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nInference-Header-Content-Length: x\r\n\r\n",
+        SIZED + b"x", CHUNKED.replace(b"3\r\n", b"z\r\n", 1), CHUNKED + b"x", b"x" * 70_000,
+    ],
+)  # fmt: skip
 def test_what_is_no_answer(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         AnswerReader().feed(data)

@@ -13,7 +13,7 @@ from charonia.analyzer.window_figures import WindowFigures, joined
 
 def window(requests: int, latency_us: int) -> WindowFigures:
     latency = LatencyHistogram.of([latency_us * 1000] * requests)
-    return WindowFigures(duration_ns=1_000_000_000, completed=requests, latency=latency)
+    return WindowFigures(duration_ns=1_000_000_000, completed=requests, due=requests + 1, latency=latency)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_bisection_ends() -> None:
 
 def test_windows_are_joined() -> None:
     whole = joined([window(100, 10), window(300, 30)])
-    assert (whole.completed, whole.rate, whole.latency.count) == (400, 200, 400)
+    assert (whole.completed, whole.due, whole.rate, whole.latency.count) == (400, 402, 200, 400)
     assert whole.latency.mean_ns == pytest.approx(25_000)

@@ -76,6 +76,25 @@ def test_the_index_names_what_was_never_loaded() -> None:
     assert not found.all_ready()
 
 
+def test_a_model_whose_configuration_cannot_be_used_does_not_count() -> None:
+    found = catalog(joined(), scanned("e", "m"), VersionFailed("e", "m", 1, 3, "why", unpolled=True))
+    assert found.index() == [IndexRow("m", 1, "UNAVAILABLE", "why")]
+    assert found.all_ready(), "Triton does not know such a model (R40)"
+    found.apply(VersionFailed("e", "m", 1, 3, "another"))
+    assert not found.all_ready()
+
+
+@pytest.mark.parametrize("names", ["ef", "fe"])
+def test_what_one_executor_cannot_read_does_not_hide_a_failure_on_another(names: str) -> None:
+    found = catalog(*(fact for name in names for fact in (joined(name), scanned(name, "m"))))
+    found.apply(VersionFailed("e", "m", 1, 3, "why", unpolled=True))
+    assert found.all_ready()
+    found.apply(VersionFailed("f", "m", 1, 3, "broken file"))
+    assert not found.all_ready()
+    found.apply(VersionUnloaded("f", "m", 1, "unloaded"))
+    assert found.all_ready()
+
+
 def test_a_reload_serves_on_until_its_successor_is_ready() -> None:
     found = catalog(joined(), scanned(), loaded(), VersionStateChanged("e", "m", 1, "LOADING"))
     assert found.is_ready("m", 1)

@@ -19,6 +19,7 @@ def test_sockets_stay_where_temporary_files_are_in_memory(monkeypatch: pytest.Mo
     """A server removes what it finds in the directory of its large tensors, when it starts and when it ends."""
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
     state = StateDirectory(str(tmp_path / "state"))
+    state.path.mkdir()
     sockets = short_directory(state.path)
     try:
         (sockets / "server.sock").touch()
@@ -29,6 +30,20 @@ def test_sockets_stay_where_temporary_files_are_in_memory(monkeypatch: pytest.Mo
         assert (sockets / "server.sock").exists()
     finally:
         shutil.rmtree(sockets)
+
+
+def test_servers_with_one_path_of_their_states_have_sockets_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in two containers that share the temporary directory: the end of one removed the sockets of the other."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    state = tmp_path / "state"
+    state.mkdir()
+    first = short_directory(state)
+    assert short_directory(state) == first
+    state.rename(tmp_path / "elsewhere")
+    state.mkdir()
+    assert short_directory(state) != first
 
 
 KEEPS_ONE = """

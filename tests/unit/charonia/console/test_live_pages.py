@@ -55,3 +55,28 @@ async def test_a_page_whose_reading_takes_long_is_read_less_often(monkeypatch: p
     finally:
         await cast("Any", events).aclose()
         await sampler.close()
+
+
+async def test_a_page_that_was_just_opened_shows_no_earlier_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It often follows an action, and what was read for the page before does not have it."""
+    reads = 0
+    plain = log_views.job_list
+
+    async def counted(*asked: Any) -> dict[str, Any]:
+        nonlocal reads
+        reads += 1
+        return await plain(*asked)
+
+    monkeypatch.setattr(log_views, "job_list", counted)
+    log = MemoryLog()
+    sampler = Sampler(log, no_metrics, interval_s=60)  # both pages are of one sample
+    app = ConsoleApp(log, sampler, read_statistics)
+    pages = [app.live_events("jobs", {}, Viewer()) for _ in range(2)]
+    try:
+        for number, events in enumerate(pages, 1):
+            assert "jobs_table" in await regions(events)
+            assert reads == number
+    finally:
+        for events in pages:
+            await cast("Any", events).aclose()
+        await sampler.close()

@@ -239,3 +239,17 @@ def test_a_named_token_that_there_is_not() -> None:
     (found,) = sample(FOUR[np.newaxis], [state(logprob_token_ids=(4,))])
     assert isinstance(found, CharoniaError)
     assert "logprob_token_ids" in found.message
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 0.1}, {"min_tokens": 1}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5},
+        {"repetition_penalty": 0.5}, {"logit_bias": {1: 0.5}}, {"allowed_token_ids": (1,)}, {"logprobs": 0},
+        {"logprob_token_ids": (1,)},
+    ],
+)  # fmt: skip
+def test_a_row_that_wants_more_than_the_largest_logit_is_not_plain(more: dict[str, Any]) -> None:
+    assert RowState(SamplingParameters(seed=0, temperature=0.0)).is_plain
+    assert not RowState(SamplingParameters(**{"seed": 0, "temperature": 0.0} | more)).is_plain
+    assert not RowState(SamplingParameters(0, temperature=0.0), bad_words=[[1]]).is_plain

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
 import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
@@ -16,8 +17,10 @@ import pytest
 import pytest_asyncio
 
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from charonia.offload import pool
 from charonia.offload.handover import Buffer
 from charonia.offload.pool import SECOND_WORKER_BYTES, Offload, Task
+from charonia.offload.time_slices import BULK
 
 HERE = "test_pool"
 
@@ -190,6 +193,10 @@ async def test_closing_fails_what_waits(offload: Offload, tmp_path: Path) -> Non
     assert offload.processes == []
 
 
+def is_in_bulk(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() == BULK
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs masks of processors")
 async def test_work_is_not_kept_on_the_processor_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
@@ -202,9 +209,179 @@ async def test_work_is_not_kept_on_the_processor_of_the_loop(monkeypatch: pytest
     os.sched_setaffinity(0, {min(processors)})
     try:
         assert await offload.in_thread(1, os.sched_getaffinity, 0) == processors
+        other = processors - {min(processors)}  # that in bulk has the other one
+        assert await offload.transfer(os.sched_getaffinity, 0) == other
         await offload.run(task("upper", "note", b"abc"))
-        assert [os.sched_getaffinity(pid) for pid in offload.processes] == [processors]
+        await offload.run(task("upper", "note", bytes(SECOND_WORKER_BYTES)))
+        assert [os.sched_getaffinity(pid) for pid in offload.processes] == [processors, other]
+        assert [is_in_bulk(pid) for pid in offload.processes] == [False, True]
         assert os.sched_getaffinity(0) == {min(processors)}
     finally:
         os.sched_setaffinity(0, allowed)
         offload.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs masks of processors")
+async def test_work_in_bulk_that_begins_while_the_loop_is_let_go_has_its_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it has its name, the part that lets the loop go does not know it (`shared_processor`)."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("needs two processors")
+    processors = set(sorted(allowed)[:2])
+    os.sched_setaffinity(0, processors)
+    offload = Offload()
+    popen = subprocess.Popen
+
+    def let_go(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        process = popen(*words, **more)
+        os.sched_setaffinity(os.getpid(), processors)  # the main thread; the worker has no name yet
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", let_go)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        await offload.run(task("upper", "note", bytes(SECOND_WORKER_BYTES)))
+        assert [os.sched_getaffinity(pid) for pid in offload.processes] == [processors]
+        begun = threading.Thread(target=_begin_kept, args=(processors, masks := list[set[int]]()))
+        begun.start()
+        begun.join()
+        assert masks == [processors]
+    finally:
+        os.sched_setaffinity(0, allowed)
+        offload.close()
+
+
+def _begin_kept(processors: set[int], masks: list[set[int]]) -> None:
+    """Begin as a thread whose starter was kept."""
+    os.sched_setaffinity(0, {min(processors)})
+    pool._begin_bulk(processors)
+    masks.append(os.sched_getaffinity(0))
+
+
+async def test_a_cancelled_transfer_is_waited_for(offload: Offload) -> None:
+    """The thread uses memory and descriptors of the caller, which frees them next."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def turn() -> None:
+        begun.set()
+        go_on.wait(60)
+        ended.set()
+
+    async def transfer() -> None:
+        try:
+            await offload.transfer(turn)
+        finally:
+            assert ended.is_set()
+
+    moving = asyncio.ensure_future(transfer())
+    await asyncio.to_thread(begun.wait, 60)
+    for _ in range(2):
+        moving.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not moving.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+
+
+async def test_transfers_fail_as_they_do_and_when_closed(offload: Offload) -> None:
+    with pytest.raises(FileNotFoundError):
+        await offload.transfer(os.stat, "/nowhere")
+    offload.close()
+    with pytest.raises(Unavailable):
+        await offload.transfer(os.getpid)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_turn_that_fails_or_is_cancelled_keeps_nothing_of_its_message(
+    offload: Offload, is_cancelled: bool
+) -> None:
+    class Held(bytearray):
+        pass
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def turn(_body: Held) -> None:
+        begun.set()
+        go_on.wait(60)
+        raise EOFError
+
+    gc.disable()
+    try:
+        body = Held(b"message")
+        seen = weakref.ref(body)
+        moving = asyncio.ensure_future(offload.transfer(turn, body))
+        del body
+        await asyncio.to_thread(begun.wait, 60)
+        if is_cancelled:
+            moving.cancel()
+        go_on.set()
+        await asyncio.wait([moving])
+        assert moving.cancelled() is is_cancelled
+        if not is_cancelled:
+            assert isinstance(moving.exception(), EOFError)
+        del moving
+        async with asyncio.timeout(30):  # the thread lets go of it in its own time
+            while seen() is not None:
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+async def all_threads_busy(offload: Offload, go_on: threading.Event) -> list[asyncio.Task[None]]:
+    begun = threading.Barrier(3)
+
+    def work() -> None:
+        begun.wait(60)
+        go_on.wait(60)
+
+    busy = [asyncio.ensure_future(offload.transfer(work)) for _ in range(2)]
+    await asyncio.to_thread(begun.wait, 60)
+    return busy
+
+
+async def test_a_turn_that_has_not_begun_is_not_waited_for(offload: Offload) -> None:
+    go_on = threading.Event()
+    ran: list[int] = []
+    busy = await all_threads_busy(offload, go_on)
+    waiting = asyncio.ensure_future(offload.transfer(ran.append, 1))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 30)
+    go_on.set()
+    await asyncio.gather(*busy)
+    assert not ran
+
+
+async def test_turns_that_wait_fail_when_it_closes(offload: Offload) -> None:
+    go_on = threading.Event()
+    busy = await all_threads_busy(offload, go_on)
+    waiting = asyncio.ensure_future(offload.transfer(os.getpid))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    offload.close()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting, 30)
+    go_on.set()
+    await asyncio.gather(*busy)
+
+
+async def test_what_has_no_thread_is_not_done_later(offload: Offload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor may be another connection's by then."""
+    ran: list[int] = []
+
+    def none(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        with pytest.raises(Unavailable):
+            await offload.transfer(ran.append, 1)
+    await offload.transfer(ran.append, 2)
+    assert ran == [2]

@@ -71,6 +71,8 @@ def test_request_ids_may_name_their_model() -> None:
         "check --gpus -1 a",
         "migrate",
         "migrate --from other a",
+        "route m --canary 2:abc",
+        "route m --match odd",
     ],
 )
 def test_wrong_usage_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +80,14 @@ def test_wrong_usage_exits_with_2(line: str, capsys: pytest.CaptureFixture[str])
         run(line.split(), {}, lambda: "/nowhere")
     assert end.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_an_option_before_the_action_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(["jobs", "--state-dir", "there", "ls"], {}, lambda: "/nowhere")
+    assert end.value.code == 2
+    said = "--state-dir belongs behind the action: charonia jobs ACTION --state-dir"
+    assert capsys.readouterr().err.endswith(said + "\n")
 
 
 def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,12 @@ async def test_a_rule_is_set_shown_and_taken_away() -> None:
     assert route["rule"] is None
 
 
+async def test_a_version_that_is_not_served_is_named() -> None:
+    _, said = await told(await served(), "m", "--canary=7:10%", "--shadow=8")
+    assert "  version 7 is not served: the present version gets its requests until it is\n" in said
+    assert "  version 8 is not served: it gets no copies until it is\n" in said
+
+
 @pytest.mark.parametrize(
     "words",
     [["m", "--canary=x:1"], ["m", "--canary=2:200%"], ["m", "--canary=2", "--match=odd"], ["m", "--tolerance=x"]],

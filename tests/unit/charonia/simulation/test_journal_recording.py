@@ -30,6 +30,7 @@ def test_a_batch_is_what_was_dispatched_together() -> None:
         Outcome.ANSWERED, Outcome.ANSWERED, Outcome.REFUSED, Outcome.LOST,
     ]  # fmt: skip
     assert [one.arrived_ns // RESOLUTION_NS for one in found.requests] == [1000, 1000, 1001, 1011]
+    assert all(one.journalled for one in found.requests)
     (batch,) = batches_of(found.requests)
     assert (batch.rows, batch.started_ns // RESOLUTION_NS, batch.computed_ns // RESOLUTION_NS) == (2, 1002, 1010)
 

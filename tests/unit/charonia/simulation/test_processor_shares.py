@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.facts.processor_use import ProcessorUse
-from charonia.simulation.processor_shares import ProcessorShares, Said, shares_of
+from charonia.facts.processor_use import BATCHER_APART, BATCHER_HERE, ProcessorUse
+from charonia.simulation.processor_shares import ProcessorShares, Said, are_started_apart, is_batcher_apart, shares_of
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -14,12 +14,13 @@ MS = 1_000_000
 def said(
     executor: str = "e-1", host: str = "a", processors: float = 4.0, tree: int = 1, seconds: float = 10.0,
     busy: float = 0.0, server: float = 0.0, instances: float = 0.0, ran: float = 0.0, batches: int = 100,
+    shared: int = 0,
 ) -> list[Said]:  # fmt: skip
     """What an executor said twice, so many seconds apart; all amounts are seconds, those before the first are left."""
-    first = ProcessorUse(host, processors, tree, 7 * S, 3 * S, 2 * S, 1 * S, 5 * S, 1000)
+    first = ProcessorUse(host, processors, tree, 7 * S, 3 * S, 2 * S, 1 * S, 5 * S, 1000, shared)
     last = ProcessorUse(
         host, processors, tree, round((7 + seconds) * S), round((3 + busy) * S), round((2 + server) * S),
-        round((1 + instances) * S), round((5 + ran) * S), 1000 + batches,
+        round((1 + instances) * S), round((5 + ran) * S), 1000 + batches, shared,
     )  # fmt: skip
     return [(executor, first), (executor, last)]
 
@@ -52,6 +53,14 @@ TWO = [
         # two machines
         ([*said("e-2", "b", 2.0, server=1.0, instances=1.0, ran=0.5), *ALONE],
          [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS), ProcessorShares("b", 2.0, 0.0, 2.0, 0.0)]),
+        # two containers of one machine; in each the server's first process has the same number
+        ([*said("e-1", "c-2", busy=6.0, server=2.5, instances=2.0, ran=2.0, shared=9),
+          *said("e-2", "c-1", busy=6.0, server=2.5, instances=1.0, ran=2.0, batches=50, shared=9)],
+         [ProcessorShares("c-1, c-2", 4.0, 0.1, 0.75, 2 / 150 * S)]),
+        # two machines whose hosts have one name
+        ([*said("e-1", server=1.0, instances=0.5, ran=1.0, shared=8),
+          *said("e-2", server=2.0, instances=2.0, ran=1.0, shared=9)],
+         [ProcessorShares("a", 4.0, 0.0, 0.5, 5 * MS), ProcessorShares("a", 4.0, 0.0, 2.0, 0.0)]),
         # a device computes, the processors wait
         (said(busy=1.0, server=1.0), [ProcessorShares("a", 4.0, 0.0, 0.0, 10 * MS)]),
         # too short, too few batches, once, never
@@ -69,3 +78,34 @@ def test_what_was_said_of_the_processors(given: list[Said], expected: list[Proce
 @pytest.mark.parametrize(("others", "left"), [(0.0, 4.0), (1.5, 2.5), (3.5, 1.0), (40.0, 1.0)])
 def test_however_busy_others_are_something_is_left(others: float, left: float) -> None:
     assert ProcessorShares("a", 4.0, others).left == left
+
+
+@pytest.mark.parametrize(
+    ("batchers", "expected"),
+    [
+        ((), None), ((0, 0), None), ((BATCHER_HERE,), False), ((BATCHER_APART,), True),
+        ((BATCHER_HERE, BATCHER_APART), True), ((BATCHER_APART, BATCHER_HERE, 0), False),
+    ],
+)  # fmt: skip
+def test_the_latest_that_is_known_says_where_the_batcher_is(batchers: tuple[int, ...], expected: bool | None) -> None:
+    said = [("e", ProcessorUse("a", 1.0, 1, at, 0, 0, 0, 0, 0, 0, batcher)) for at, batcher in enumerate(batchers)]
+    assert is_batcher_apart(said) is is_batcher_apart(said[::-1]) is expected
+
+
+@pytest.mark.parametrize(
+    ("servers", "batcher", "expected"),
+    [
+        ([("a", 7), ("a", 9)], BATCHER_APART, True), ([("a", 1), ("b", 1)], BATCHER_APART, True),
+        ([("a", 7), ("a", 7)], BATCHER_APART, False), ([("a", 7)], BATCHER_APART, False),
+        ([("a", 7), ("a", 9)], BATCHER_HERE, False), ([("a", 7), ("a", 9)], 0, False),
+    ],
+)  # fmt: skip
+def test_executors_of_one_server_were_started_together(
+    servers: list[tuple[str, int]], batcher: int, expected: bool
+) -> None:
+    said = [
+        (f"e-{number}", ProcessorUse(host, 1.0, tree, at, 0, 0, 0, 0, 0, 0, batcher))
+        for number, (host, tree) in enumerate(servers)
+        for at in (1, 2)
+    ]
+    assert are_started_apart(said) is expected

@@ -164,3 +164,40 @@ def test_the_way_is_seen_where_an_instance_was_free_and_where_one_was_awaited() 
 def test_without_batches_there_is_no_fit() -> None:
     with pytest.raises(InvalidArgument, match="no batch"):
         fitted(recording("m", [RecordedRequest(1)], "test", 1), model(), 1)
+
+
+@pytest.mark.parametrize(
+    ("way", "factor", "in_service_ns", "expected"),
+    [
+        # 800 from an arrival to the beginning: a quarter of it for an order, and for a report
+        (WayFit((400, 500, 300), (700, 800, 900), (50,)), 1.25, 0, WayFit((400, 500, 300), (1100, 1200, 1300), (50,))),
+        # of a journal: 800 with the half turn that its executions have in them
+        (WayFit((400,), (600,), (0,)), 1.25, 200, WayFit((400,), (1000,), (0,))),
+        # nothing waited for an instance
+        (WayFit((800,), (0,), (50,)), 1.5, 0, WayFit((800,), (800,), (50,))),
+        (WayFit(), 1.5, 0, WayFit()),
+        # 1000, a fifth of it for an order, and for a report
+        (WayFit((400,), (1200, 1300, 100), (50,)), 0.8, 0, WayFit((400,), (800, 900, 0), (50,))),
+        # the leads have the order in them
+        (WayFit((1000, 1100, 100), (0,), (50,)), 0.8, 0, WayFit((800, 900, 0), (0,), (50,))),
+    ],
+)
+def test_the_way_with_the_batcher_elsewhere(way: WayFit, factor: float, in_service_ns: float, expected: WayFit) -> None:
+    assert way.with_batcher(factor, in_service_ns) == expected
+
+
+@pytest.mark.parametrize(("journalled", "apart"), [(0, 1.5), (2, 1 + 0.5 / 1.5), (4, 1.25)])
+def test_a_journalled_request_passes_the_log_once_more_with_the_batcher_anywhere(journalled: int, apart: float) -> None:
+    requests = [
+        RecordedRequest(
+            at, batch=f"b-{at}", started_ns=10 * at, computed_ns=10 * at + 5, outcome=Outcome.ANSWERED,
+            journalled=at <= journalled,
+        )
+        for at in (1, 2, 3, 4)
+    ]  # fmt: skip
+    refused = RecordedRequest(9, outcome=Outcome.REFUSED, journalled=True)
+    fit = fitted(recording("m", [*requests, refused], "test", 1), model(), 1)
+    assert fit.apart == pytest.approx(apart)
+    way = WayFit((400, 450, 500), (800, 900, 1000), (50,))
+    back = way.with_batcher(fit.apart).with_batcher(1 / fit.apart)
+    assert (back.lead_ns, back.turn_ns) == (way.lead_ns, pytest.approx(way.turn_ns, abs=1))

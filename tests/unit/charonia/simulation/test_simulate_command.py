@@ -14,7 +14,10 @@ from charonia import keys
 from charonia.cli import main
 from charonia.eventlog.port import START
 from charonia.facts.journal import FIELD, pack_accepted, pack_batched, pack_ended
-from charonia.simulation.simulate_command import journal_of, served_setting
+from charonia.facts.processor_use import BATCHER_APART, BATCHER_HERE, ProcessorUse
+from charonia.models.interface import ModelInterface
+from charonia.simulation.recorded_requests import RecordedRequest, recording
+from charonia.simulation.simulate_command import journal_of, served_setting, traced_setting
 from charonia.simulation.what_if import settings_text
 
 MS = 1_000_000
@@ -27,7 +30,10 @@ dynamic_batching { max_queue_delay_microseconds: 1000 }
 """
 
 
-def recorded(path: Path, model: str = "m", *, service_ms: int = 10, count: int = 200) -> str:
+def recorded(
+    path: Path, model: str = "m", *, service_ms: int = 10, count: int = 200, lead_ms: float = 0.1,
+    use: ProcessorUse | None = None,
+) -> str:  # fmt: skip
     """A server with one instance that takes one request after the other, as a trace file."""
     chance = random.Random(3)
     objects: list[dict[str, object]] = []
@@ -35,10 +41,11 @@ def recorded(path: Path, model: str = "m", *, service_ms: int = 10, count: int =
     at = MS
     for number in range(1, count + 1):
         at += round(chance.expovariate(1 / 15) * MS)
-        start = max(at, free) + MS // 10
+        start = max(at, free) + round(lead_ms * MS)
         free = start + service_ms * MS
         stamps = {"QUEUE_START": at, "COMPUTE_START": start, "COMPUTE_END": free, "REQUEST_END": free + MS // 5}
-        objects.append({"id": number, "model_name": model, "model_version": 1, "request_id": ""})
+        about = {} if use is None else {"charonia.processor_use": use.text()}
+        objects.append({"id": number, "model_name": model, "model_version": 1, "request_id": "", "attributes": about})
         objects.append({"id": number, "timestamps": [{"name": name, "ns": ns} for name, ns in stamps.items()]})
     path.write_text(json.dumps(objects))
     return str(path)
@@ -86,7 +93,10 @@ def test_configurations_of_a_repository_and_a_page(tmp_path: Path, capsys: pytes
     assert main([*words, "--max-batch", "8", "--take", "1s", "--what-if", "m:policy=max-queue:1 rate=x4"]) == 0
     assert "executors=1 instances=2 max-batch=4 delay=1000us" in capsys.readouterr().out
     text = page.read_text()
-    for part in ("simulated as recorded", "max-batch=8", "rate=x4", "Latency by percentile", "Service time by rows"):
+    for part in (
+        "simulated as recorded", "max-batch=8", "rate=x4", "Latency by percentile", "Service time by rows",
+        "<br>line ",
+    ):  # fmt: skip
         assert part in text
     assert "<script" not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
@@ -163,3 +173,39 @@ def test_how_a_model_is_served_now() -> None:
     assert settings_text(setting) == "executors=2 instances=2 max-batch=0 policy=none"
     assert setting.prefetch == 1
     assert served_setting(served, "other") is None
+
+
+@pytest.mark.parametrize(
+    ("executors", "batcher", "prefetch"),
+    [
+        (1, 0, 0), (2, 0, 1),  # as `serve` has it
+        (1, BATCHER_HERE, 0), (1, BATCHER_APART, 1), (2, BATCHER_APART, 1),
+    ],
+)  # fmt: skip
+def test_an_executor_says_whether_the_batcher_is_in_its_process(executors: int, batcher: int, prefetch: int) -> None:
+    said = [("e-0", ProcessorUse("h", 1.0, 1, 2, 3, 4, 5, 6, 7, 8, batcher))]
+    requests = [RecordedRequest(at, executor=f"e-{at}") for at in range(executors)]
+    found = traced_setting(recording("m", requests, "test", 1000, said=said), ModelInterface("m", "", "", 0, {}, {}))
+    assert (found.executors, found.prefetch) == (executors, prefetch)
+
+
+@pytest.mark.parametrize(("trees", "apart"), [((1, 2), True), ((1, 1), False)])
+def test_executors_that_were_started_apart_have_their_batcher_apart(trees: tuple[int, int], apart: bool) -> None:
+    said = [
+        (f"e-{at}", ProcessorUse("h", 1.0, tree, 2, 3, 4, 5, 6, 7, 8, BATCHER_APART)) for at, tree in enumerate(trees)
+    ]
+    requests = [RecordedRequest(at, executor=f"e-{at}") for at in range(2)]
+    found = traced_setting(recording("m", requests, "test", 1000, said=said), ModelInterface("m", "", "", 0, {}, {}))
+    assert found.keeps_apart is apart
+
+
+@pytest.mark.parametrize(("batcher", "more"), [(BATCHER_HERE, True), (BATCHER_APART, False)])
+def test_a_second_executor_makes_the_way_longer_where_it_takes_the_batcher_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], batcher: int, more: bool
+) -> None:
+    file = recorded(tmp_path / "t", lead_ms=4, use=ProcessorUse("h", 64.0, 1, 2, 3, 4, 5, 6, 7, 8, batcher))
+    assert main(["simulate", file, "--recorded", "policy=none", "--executors", "+1", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    (asked,) = found["what_ifs"]
+    # a batch of one request takes 10 ms, and 0.2 ms back
+    assert asked["figures"]["p50_us"] == pytest.approx(14_200 + 2000 * more, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from charonia.simulation.machine_pauses import Pause
 from charonia.simulation.processor_shares import ProcessorShares
 from charonia.simulation.recorded_requests import Outcome, RecordedRequest
 from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
-from charonia.simulation.simulated_run import Setting, simulated
+from charonia.simulation.simulated_run import Setting, rearranged, simulated
 
 MS = 1_000_000
 FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS, 10.0 * MS),), 10.0 * MS, 0.0, 1.0, 1.0, (0.0,)), WayFit())
@@ -146,6 +147,30 @@ def test_the_way_takes_its_time() -> None:
     found = run((1, 2), DynamicBatching(), fit=fit)
     # 1 ms to the scheduler, 1 ms to the instance; 1 ms until the end is known and 1 ms to the instance again
     assert times(found) == [(3, 17), (15, 29)]
+
+
+WAY = WayFit((4 * MS,), (8 * MS,), (0,))
+MACHINE = ProcessorShares("a", 2.0, batch_ns=10.0 * MS, run_ns=10.0 * MS)
+
+
+@pytest.mark.parametrize(
+    ("prefetches", "expected"),
+    [
+        # 8 ms from an arrival to the beginning of a batch: 2 more for the order, and for the report before the next
+        ((0, 1), ([(10, 20), (32, 42)], 12.5)), ((0, 0), ([(8, 18), (26, 36)], 10.0)), ((1, 2), ([(8, 18)], 10.0)),
+        ((1, 0), ([(6.4, 16.4), (21.2, 31.2)], 8.0)),
+    ],
+)  # fmt: skip
+def test_a_batcher_of_its_own_is_further_away(
+    prefetches: tuple[int, int], expected: tuple[list[tuple[float, float]], float]
+) -> None:
+    interface = ModelInterface("m", "", "", 4, {}, {}, dynamic_batching=DynamicBatching())
+    before, after = (Setting(interface, 1, 1, prefetch, machines=(MACHINE,)) for prefetch in prefetches)
+    setting, fit = rearranged(before, after, Fit(FIT.service, WAY, journalled=1.0))
+    assert [one.batch_ns / MS for one in setting.machines] == [expected[1]]
+    alone = replace(setting, machines=())  # on the way nothing waits for processors here
+    found = simulated([RecordedRequest(0), RecordedRequest(MS)], alone, fit, 0)
+    assert times(found)[: len(expected[0])] == [pytest.approx(one) for one in expected[0]]
 
 
 def test_priorities_tenants_and_time_outs_count() -> None:

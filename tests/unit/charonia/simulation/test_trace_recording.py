@@ -31,7 +31,9 @@ def test_attributes_name_batch_rows_priority_and_tenant() -> None:
     (one,) = found.requests
     assert (one.arrived_ns, one.started_ns, one.computed_ns, one.ended_ns) == (100, 1000, 2000, 2050)
     assert (one.rows, one.level, one.timeout_us, one.tenant, one.executor) == (3, 2, 500, "t", "e-1")
-    assert (one.outcome, found.executors) == (Outcome.ANSWERED, 1)
+    assert (one.outcome, found.executors, one.journalled) == (Outcome.ANSWERED, 1, False)
+    (found,) = trace_recordings([traced(1, 100, (1000, 2000), {**about, "charonia.journalled": 1})], ()).values()
+    assert found.requests[0].journalled
 
 
 def test_one_of_a_batch_says_what_the_processors_did() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from charonia.errors import InvalidArgument
@@ -24,7 +26,13 @@ def test_each_change() -> None:
     assert after("executors=+2").executors == 3
     assert after("executors=4").executors == 4
     assert (after("executors=1").prefetch, after("executors=2").prefetch) == (0, 1)  # as `serve` gives them batches
+    apart = replace(SETTING, executors=2, prefetch=1, keeps_apart=True)
+    assert changed(apart, ARRIVALS, what_if("executors=1"))[0].prefetch == 1  # it is started as before
     assert after("instances=-1").instances == 1
+    for text in ("batcher=separate", "batcher=separate executors=2 executors=1", "executors=1 batcher=separate"):
+        assert (after(text).prefetch, after(text).keeps_apart) == (1, True)
+    colocated = changed(apart, ARRIVALS, what_if("executors=1 batcher=colocated"))[0]
+    assert (colocated.prefetch, colocated.keeps_apart) == (0, False)
     found = after("delay=5ms max-batch=6 instances=3")
     assert settings_text(found) == "executors=1 instances=3 max-batch=6 delay=5000us preferred=4"
     assert settings_text(after("cores=1.5")) == (
@@ -65,7 +73,7 @@ def test_a_word_may_name_its_model() -> None:
         ("rate=nan", "no factor"), ("policy=hurry", "is not none or"), ("policy=action:wait", "no policy"),
         ("preferred=2,x", "whole number"), ("max-batch=-1", "whole number"),
         ("cores=0", "no number from 0.01"), ("cores=nan", "no number from 0.01"), ("cores=all", "no number from 0.01"),
-        ("cores=1e-320", "no number from 0.01"), ("cores=20000", "to 10000"),
+        ("batcher=auto", "neither separate nor"), ("cores=1e-320", "no number from 0.01"), ("cores=20000", "to 10000"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, message: str) -> None:
@@ -76,6 +84,11 @@ def test_what_is_refused(text: str, message: str) -> None:
 def test_no_instance_is_left() -> None:
     with pytest.raises(InvalidArgument, match="at least 1"):
         after("instances=-2")
+
+
+def test_several_executors_share_a_batcher() -> None:
+    with pytest.raises(InvalidArgument, match="batcher=colocated needs executors=1"):
+        after("executors=2 batcher=colocated")
 
 
 def test_times() -> None:

@@ -95,6 +95,11 @@ def test_values_that_a_knob_cannot_have_are_refused(knob: str, text: str) -> Non
         parsed_values(knob, text)
 
 
+def test_keep_in_a_list_is_refused_in_words() -> None:
+    with pytest.raises(InvalidArgument, match="'keep' stands alone"):
+        parsed_values("max-batch", "2,8,keep")
+
+
 def test_values_that_do_not_fit_the_model_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="less than the batch of a request, 4"):
         dimensions("m", completed(), {"max-batch": ["2"]}, Circumstances(2, 8, 4))

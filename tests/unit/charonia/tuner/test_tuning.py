@@ -207,6 +207,10 @@ def test_what_fails_or_is_beyond_a_limit_does_not_win(repository: Path, machine:
     (group,) = report(repository)["groups"]
     assert group["changed"] == {"a": "instances from 1 to 2"}
     assert "the server ended with 1" in (repository.parent / "out" / "report.html").read_text()
+    assert tune(repository, "a", "--rounds", "1", "--latency-limit", "80") == 0
+    (group,) = report(repository)["groups"]
+    why = "The configuration as written cannot stay: it is beyond a limit, at 125 % of it."
+    assert group["reasons"][:2] == ["Changed: instances from 1 to 2.", why]
     assert tune(repository, "a", "--rounds", "1", "--latency-limit", "1") == 1
     (group,) = report(repository)["groups"]
     assert (group["winner"], group["configs"]) == ("", {})
@@ -267,6 +271,11 @@ def test_what_failed_is_measured_again(repository: Path, machine: Machine) -> No
     machine.rate = good
     assert tune(repository, "a", "--rounds", "0") == 0
     assert len(machine.configs) == failed + 4
+
+
+def test_options_that_cannot_be_are_wrong_usage(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(repository, "a", words=["--instances", "1,keep"]) == 2
+    assert capsys.readouterr().err.startswith("charonia tune: --instances '1,keep': 'keep' stands alone.")
 
 
 def test_without_space_for_turns_there_is_a_report(

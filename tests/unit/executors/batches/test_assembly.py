@@ -213,13 +213,16 @@ def test_results_that_are_not_contiguous_are_made_so() -> None:
     ("result", "message"),
     [
         ({}, "did not produce output 'y'"),
+        (None, "model 'm' gave a NoneType, not arrays by output name"),
+        ([1.0], "model 'm' gave a list, not arrays by output name"),
+        ({"y": [[1.0], [2.0]]}, "model 'm' gave a list as output 'y', not an array"),
         ({"y": np.ones((2, 4), np.float64)}, "unexpected datatype TYPE_FP64 for inference output 'y'"),
         ({"y": np.ones((3, 4), np.float32)}, "expecting a batch dimension of 2"),
         ({"y": np.float32(1).reshape(())}, "expecting a batch dimension of 2"),
         ({"y": np.ones((2, 4), np.complex64)}, "complex64"),
     ],
 )
-def test_a_wrong_result_is_a_typed_error(result: dict[str, np.ndarray], message: str) -> None:
+def test_a_wrong_result_is_a_typed_error(result: Any, message: str) -> None:
     """Otherwise its rows would be cut at the wrong places."""
     model = interface([FP32], [OUT])
     r = record(Tensor.of("x", np.ones((2, 4), np.float32)), rows=2)

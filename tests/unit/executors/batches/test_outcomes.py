@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,106 @@ async def run_wave(under: Pool, *numbers: float) -> tuple[ExecutedWaves, list[An
     if executed.answers[0]:
         return executed, np.frombuffer(unpack_wave_reply(executed.answers[0]).columns[0], "<f4").tolist()
     return executed, await answers_of(Executed(executed.singly[0]))
+
+
+class Leaving(Doubling):
+    """Raises what is no `Exception`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError("inner")])
+async def test_an_exit_is_an_error_of_the_model_and_its_instance_goes_on(error: BaseException) -> None:
+    instance = Leaving(error)
+    under = Pool(instance)
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            assert await answers_of(await under.run(1)) == [f"{type(error).__name__}: {error}"]
+        assert (await run_wave(under, 1, 2))[1] == [f"{type(error).__name__}: {error}"] * 2
+    await under.pool.close()
+
+
+class LeavingRequests(DoublingRequests):
+    def __init__(self, error: BaseException | None = None, parameters: Any = None) -> None:
+        super().__init__()
+        self.error, self.parameters = error, parameters
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        if self.error is not None:
+            raise self.error
+        return [ModelResponse([Tensor("y", *_of(request))], self.parameters) for request in requests]
+
+
+def _of(request: ModelRequest) -> tuple[DataType, tuple[int, ...], Any]:
+    (given,) = request.inputs
+    return given.datatype, given.shape, given.data
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("upstream")])
+async def test_so_it_is_where_requests_run_in_the_event_loop(error: BaseException) -> None:
+    under = Pool(LeavingRequests(error))
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            assert await answers_of(await under.run(1)) == [f"{type(error).__name__}: {error}"]
+    await under.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"k": [1]}, "response parameter 'k' of model 'm' is a list"),
+        ({"k": np.int64(1)}, "response parameter 'k' of model 'm' is a int64"),
+        ({1: "v"}, "response parameter 1 of model 'm'"),
+        ("word", "gave a str as response parameters, not a dict"),
+    ],
+)
+async def test_response_parameters_that_no_reader_takes_are_an_error_of_the_model(parameters: Any, text: str) -> None:
+    under = Pool(LeavingRequests(parameters=parameters))
+    (answer,) = await answers_of(await under.run(1))
+    assert text in answer
+    await under.pool.close()
+
+
+async def test_response_parameters_may_be_of_classes_of_these_types() -> None:
+    class Word(StrEnum):
+        A = "a"
+
+    parameters = OrderedDict({"score": np.float64(0.5), "word": np.str_("w"), Word.A: Word.A})
+    under = Pool(LeavingRequests(parameters=parameters))
+    (answer,) = (await under.run(1)).answers
+    assert unpack_response(answer).parameters == {"score": 0.5, "word": "w", "a": "a"}
+    await under.pool.close()
+
+
+class Forgetful(Doubling):
+    """Gives what is no result."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "model 'm' gave a NoneType, not arrays by output name"),
+        ([1.0], "model 'm' gave a list, not arrays by output name"),
+        ({"y": [1.0]}, "model 'm' gave a list as output 'y', not an array"),
+    ],
+)
+async def test_what_is_no_result_is_named(given: Any, text: str) -> None:
+    under = Pool(Forgetful(given))
+    assert await answers_of(await under.run(1)) == [text]
+    assert (await run_wave(under, 1, 2))[1] == [text, text]
+    await under.pool.close()
 
 
 async def test_requests_of_a_wave_fail_alone_too() -> None:

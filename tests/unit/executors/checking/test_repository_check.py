@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from onnx import TensorProto, helper
 
+from charonia.backend import Backend, ModelSource
 from charonia.errors import CharoniaError
 from executors.backends.registry import BackendRegistry
 from executors.checking import repository_check
@@ -123,6 +124,22 @@ BAD = {
     "syntax": (onnx_model(ONNX + "output {"), (5, "output")),
     "backend": (onnx_model(ONNX.replace("onnxruntime", "onnx")), (1, "backend")),
     "no class": (python_model(PYTHON, "x = 1\n"), (0, "")),
+    "no graph": ({"m": {"config.pbtxt": ONNX, "1/model.onnx": "nonsense"}}, (0, "")),
+    "control values": (
+        python_model(PYTHON + "sequence_batching {\n control_input [ { name: \"S\"\n"
+                     " control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0 ] } ] } ] }"),
+        (5, "sequence_batching.control_input"),
+    ),
+    "control that is an input": (
+        python_model(PYTHON + "sequence_batching {\n control_input { name: \"s\" control { kind:"
+                     " CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }\n control_input { name: \"a\" control {"
+                     " kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }"),
+        (6, "sequence_batching.control_input[1]"),
+    ),
+    "state": (
+        python_model(PYTHON + "sequence_batching {\n state { input_name: \"s\" output_name: \"t\" dims: [ 1 ] } }"),
+        (5, "sequence_batching.state[0]"),
+    ),
     "no Python": (python_model(PYTHON, "x = 1\ndef f(:\n"), (2, "")),
     "python dims": (python_model(PYTHON.replace(" dims: [ 4 ]", "", 1)), (2, "input[0].dims")),
     "step": (
@@ -158,6 +175,18 @@ async def test_what_it_refuses_does_not_load_and_it_says_where(name: str, tmp_pa
     assert (tmp_path / first.file).exists()
     refused = {fault.model for fault in report.faults}
     assert refused == {model for model, loaded in (await loads(tmp_path)).items() if not loaded}
+
+
+async def test_a_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    build(tmp_path, {"m": {"1/model.onnx": "nonsense"}})
+    (fault,) = (await checked(tmp_path)).faults
+    assert (fault.file, fault.expected) == ("m/1/model.onnx", "a file that its backend can load")
+
+
+async def test_a_models_directory_is_no_repository(tmp_path: Path) -> None:
+    build(tmp_path, onnx_model(ONNX))
+    (note,) = [note.text for note in (await checked(tmp_path / "m")).notes if "lies here" in note.text]
+    assert note.endswith(f"check its repository, '{tmp_path}'")
 
 
 @pytest.mark.parametrize("also", ["", "dynamic_batching { preferred_batch_size: [ 9 ] }"])
@@ -221,6 +250,85 @@ async def test_each_rule_of_a_load_is_tried(text: str, problems: set[str], tmp_p
     found = [fault.problem for fault in (await checked(tmp_path)).faults]
     assert len(found) == len(problems), found
     assert all(any(problem in one for one in found) for problem in problems), found
+
+
+async def test_the_further_rules_know_the_backend_of_the_files(tmp_path: Path) -> None:
+    accelerator = 'cpu_execution_accelerator: [ { name: "openvino" } ]'
+    text = ONNX.removeprefix('backend: "onnxruntime"\n').replace("[ 4 ]", "[ 5 ]", 1)
+    text += f"optimization {{ execution_accelerators {{ {accelerator} }} }}\n"
+    build(tmp_path, onnx_model(text + 'instance_group { profile: "0" }\n'))
+    found = [fault.problem for fault in (await checked(tmp_path)).faults]
+    assert len(found) == 2, found
+    assert not any("not supported yet" in problem for problem in found), found
+
+
+CHAIN = """platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ { model_name: "MODEL" model_version: -1
+  input_map { key: "IN" value: "x" } output_map { key: "OUT" value: "y" } } ] }
+"""
+COMPLETES = CODE + "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "decided"),
+    [
+        ('backend: "unread"', "", False),  # its file has tensors that are not read here
+        ('backend: "unread" output { name: "OUT" }', "", False),  # refused, which its file may change
+        (ONNX.replace("onnxruntime", "unread"), "", True),
+        ('backend: "python"', COMPLETES, False),
+        ('backend: "python"', CODE, True),
+        ('backend: "nowhere"', "", True),
+    ],
+)
+async def test_an_ensemble_of_models_that_are_completed_at_load_is_not_decided(
+    text: str, code: str, decided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unread(Backend):
+        name = "unread"
+
+        async def load(self, source: ModelSource) -> Never:
+            raise AssertionError("it was opened")
+
+    had = BackendRegistry.has
+    monkeypatch.setattr(BackendRegistry, "has", lambda registry, name: name == "unread" or had(registry, name))
+    get = BackendRegistry.get
+    monkeypatch.setattr(BackendRegistry, "get", lambda self, name: Unread() if name == "unread" else get(self, name))
+    part = {"config.pbtxt": text, "1/model.py" if code else "1/model.bin": code}
+    whole = {"config.pbtxt": CHAIN.replace("MODEL", "part"), "1/.keep": ""}
+    outer = {
+        "config.pbtxt": CHAIN.replace("MODEL", "whole").replace('"IN"', '"x"').replace('"OUT"', '"y"'),
+        "1/.keep": "",
+    }
+    build(tmp_path, {"outer": outer, "part": part, "whole": whole})
+    report = await checked(tmp_path)
+    refused = {fault.model for fault in report.faults} - {"part"}
+    undecided = {note.model for note in report.notes if "not decided: loading" in note.text}
+    assert (refused, undecided) == (({"outer", "whole"}, set()) if decided else (set(), {"outer", "whole"}))
+
+
+async def test_a_fault_of_a_step_that_is_known_is_a_fault_beside_one_that_is_completed_at_load(tmp_path: Path) -> None:
+    late = ONNX.replace("onnxruntime", "python").replace('"c"', '"d"')
+    maps = 'input_map { key: "none" value: "x" } output_map { key: "c" value: "z" }'
+    first = f'step [ {{ model_name: "m" model_version: -1 {maps} }}, '
+    text = ENSEMBLE.replace('key: "a" value: "x"', 'key: "a" value: "z"').replace("step [ ", first)
+    models = {"whole": {"config.pbtxt": text, "1/.keep": ""}, "part": {"config.pbtxt": late, "1/model.py": COMPLETES}}
+    build(tmp_path, {**models, **onnx_model(ONNX)})
+    report = await checked(tmp_path)
+    assert [one.model for one in report.faults] == ["whole"], report.notes
+    assert "non-existing input none in model m" in report.faults[0].problem
+    build(tmp_path, {"whole": {"config.pbtxt": text.replace("none", "a")}})
+    report = await checked(tmp_path)
+    told = ["not decided: loading part" in note.text for note in report.notes if note.model == "whole"]
+    assert (report.faults, told) == ([], [True])
+
+
+async def test_ensembles_in_a_circle_are_faults(tmp_path: Path) -> None:
+    models = {"a": "b", "b": "a"}
+    build(tmp_path, {name: {"config.pbtxt": CHAIN.replace("MODEL", of), "1/.keep": ""} for name, of in models.items()})
+    assert {fault.model for fault in (await checked(tmp_path)).faults} == {"a", "b"}
 
 
 async def test_fix_writes_what_is_safe_and_keeps_the_file_as_it_was(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "howto" / "model-settings.md"
 NOT_OF_MODELS = {
     *("attempt", "batch_id", "batch_size", "executor", "priority", "processor_use", "rows", "tenant", "timeout_us"),
     *("steps_begun_after_us", "raw_headers", "client_left", "exchange", "backends", "formats", "batch_strategies"),
-    *("cli", "stalls", "metrics"),
+    *("cli", "stalls", "metrics", "journalled"),
 }
 """Attributes of spans, keys within the HTTP front, entry points, and modules."""
 

@@ -38,6 +38,11 @@ def test_missing_features_are_named(text: str, sentence: str) -> None:
     assert unsupported_features(normalise(parse("name: 'm' backend: 'python' " + text))) == [sentence]
 
 
+def test_a_group_without_a_name_has_the_one_that_it_will_get() -> None:
+    written = parse("name: 'm' backend: 'python' instance_group [ { }, { secondary_devices { } } ]")
+    assert unsupported_features(written) == ["'secondary_devices' (instance group 'm_1') is not supported yet"]
+
+
 def test_what_is_built_is_not_named() -> None:
     config = parse(
         "name: 'm' backend: 'onnxruntime' max_batch_size: 4 runtime: 'libtriton_onnxruntime.so'"

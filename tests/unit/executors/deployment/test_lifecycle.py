@@ -136,10 +136,13 @@ def test_an_override_lasts_until_the_model_is_unloaded() -> None:
     """R24."""
     lifecycle = Lifecycle("e", "explicit")
     assert lifecycle.override("a") is None
-    assert lifecycle.set_override("a", Override("{1}")) is None
-    assert lifecycle.set_override("a", Override("{2}")) == Override("{1}")
+    lifecycle.set_override("a", Override("{1}"))
+    lifecycle.set_override("a", Override("{2}"))
     assert lifecycle.override("a") == Override("{2}")
     assert lifecycle.forget("a") == Override("{2}")
+    assert lifecycle.override("a") is None
+    lifecycle.set_override("a", Override("{3}"))
+    lifecycle.set_override("a", None)
     assert lifecycle.override("a") is None
     assert lifecycle.forget("never heard of") is None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,29 @@ def test_a_link_with_such_a_name_leads_to_nothing(place: Path) -> None:
     (place / f"{owned_folders.PREFIX}link").symlink_to(kept)
     assert owned_folders.remove_abandoned() == []
     assert kept.is_dir()
+
+
+def test_the_end_of_a_process_removes_what_a_thread_has_begun_to_remove(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    rmtree = shutil.rmtree
+
+    def interrupted(folder: Path, *, ignore_errors: bool) -> None:
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        begun.set()
+        ended.wait(60)
+        rmtree(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    thread = threading.Thread(target=owned_folders.remove, args=(owned_folders.make(),))
+    thread.start()
+    assert begun.wait(60)
+    owned_folders.remove_rest()
+    left = list(place.iterdir())
+    ended.set()
+    thread.join()
+    assert left == []
 
 
 @pytest.mark.parametrize("opened", [False, True])

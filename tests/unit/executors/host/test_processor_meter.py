@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from charonia.facts.processor_use import ProcessorUse
-from executors.host.processor_meter import ProcessorMeter, busy_ticks
+from executors.host.processor_meter import ProcessorMeter, busy_ticks, shared_number
 
 S = 1_000_000_000
 STAT = """cpu  60 6 24 900 9 2 4 6 1 1
@@ -105,6 +105,34 @@ def test_the_quota_of_a_container_counts(tmp_path: Path, files: dict[str, str], 
     assert found.processors == (expected or len(os.sched_getaffinity(0)))
     if expected:  # others take nothing of a quota
         assert found.busy_ns == found.server_ns
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alike"),
+    [
+        (("boot-1", {1, 0}, ""), True), (("boot-2", {0, 1}, ""), False), (("boot-1", {0}, ""), False),
+        (("boot-1", {0, 1}, "c-1"), False),
+    ],
+)  # fmt: skip
+def test_executors_that_use_the_same_processors_have_one_number(
+    other: tuple[str, set[int], str], is_alike: bool
+) -> None:
+    number = shared_number("boot-1", {0, 1}, "")
+    assert (shared_number(*other) == number) is is_alike
+    assert 0 < number < 2**63
+    assert shared_number("boot-1", {0}, "c-1") == shared_number("boot-1", {1}, "c-1")  # a quota is of any of them
+    assert shared_number("", {0, 1}, "") == 0
+
+
+def test_the_machine_is_known_by_its_boot(clock: Clock) -> None:
+    assert clock.due().shared == 0
+    boot_id = clock.proc / "sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("5e1f\n")
+    meter = ProcessorMeter(lambda: (0, 0), clock.proc, clock.cgroup, lambda: 0)
+    found = meter.due("journal", "m")
+    assert found is not None
+    assert found.shared == shared_number("5e1f", os.sched_getaffinity(0), "")
 
 
 _BUSY = "import sys,time\nsys.stdin.readline()\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\n" + (

@@ -9,8 +9,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from charonia.backend import GraphSignature, InstanceSpec, ModelSource, TensorSignature
+from charonia.backend import GraphSignature, InstanceSpec, ModelSource, Outcome, TensorSignature
 from charonia.datatypes import DataType
+from charonia.errors import InternalError
 from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.python.protocol.frames import Frame, FrameError, Kind
@@ -19,6 +20,7 @@ from executors.isolation.forms import (
     arrays_of,
     described,
     encoded_outputs,
+    outcome_content,
     outcome_of,
     signature_content,
     signature_of,
@@ -101,3 +103,16 @@ def test_sources_specs_and_signatures_come_back() -> None:
     graph = GraphSignature((TensorSignature("x", "FP32", (-1, 2)),), ())
     for signature in (graph, config, None):
         assert signature_of(signature_content(signature)) == signature
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, "gave a NoneType, not arrays by output name"),
+        (Outcome([np.ones(1)]), "gave a list, not arrays by output name"),  # type: ignore[arg-type]
+        ({"y": [1.0]}, "gave a list as output 'y', not an array"),
+    ],
+)
+def test_what_is_no_result_is_named(found: Any, text: str) -> None:
+    with pytest.raises(InternalError, match=text):
+        outcome_content(found)

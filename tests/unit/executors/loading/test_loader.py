@@ -30,6 +30,8 @@ class Told:
         self.signatures += 1
         if self.backend.reason is not None:
             raise self.backend.reason
+        if self.backend.given is not None:
+            return self.backend.given
         tensors = [TensorSignature(name, "FP32", (-1, 2)) for name in "ab"]
         return GraphSignature((tensors[0],), (tensors[1],))
 
@@ -37,7 +39,9 @@ class Told:
         self.instances += 1
         if self.backend.is_broken:
             raise InternalError("no instance")
-        return Instance()
+        if self.backend.instance_error is not None:
+            raise self.backend.instance_error
+        return self.backend.made
 
     async def close(self) -> None:
         self.closes += 1
@@ -59,14 +63,22 @@ class ToldBackend:
 
     def __init__(self) -> None:
         self.models: list[Told] = []
-        self.reason: Exception | None = None
+        self.reason: BaseException | None = None
+        self.instance_error: BaseException | None = None
         self.is_broken = False
-        self.unloadable: Exception | None = None
-        self.unclosable: Exception | None = None
+        self.unloadable: BaseException | None = None
+        self.unclosable: BaseException | None = None
+        self.loads_nothing = False
+        self.given: Any = None
+        """What its models give in place of a signature."""
+        self.made: Any = Instance()
+        """What its models make as an instance."""
 
     async def load(self, source: ModelSource) -> Told:
         if self.unloadable is not None:
             raise self.unloadable
+        if self.loads_nothing:
+            return None  # type: ignore[return-value]
         self.models.append(Told(self))
         return self.models[-1]
 
@@ -141,6 +153,124 @@ async def test_what_a_backend_raises_is_the_reason_of_the_load(tmp_path: Path) -
         await of.complete(directory, [1], nothing_known)
     with pytest.raises(InternalError, match="ValueError: odd"):
         await of.load(directory, 1, config)
+
+
+SHAPES_OF_NOTHING = [TensorSignature("a", "FP32", None)]  # type: ignore[arg-type]
+WORDS_OF_NUMPY = [TensorSignature("a", "float32", (-1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"inputs": []}, "backend 'told' gave a dict as signature"),
+        (GraphSignature((), tuple(SHAPES_OF_NOTHING)), "TypeError"),
+        (GraphSignature(tuple(WORDS_OF_NUMPY), ()), "float32"),
+    ],
+)
+async def test_a_signature_that_is_none_fails_its_model_alone(given: Any, text: str, tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    backend.given = given
+    with pytest.raises(CharoniaError, match=text):
+        await of.complete(directory, [1], nothing_known)
+    assert backend.models[0].closes == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (None, "made a NoneType, which is no instance"),
+        (object(), "made a object, which is no instance: it needs execute"),
+    ],
+)
+async def test_an_instance_that_is_none_fails_its_model_alone(made: object, text: str, tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    backend.made = made
+    config = await of.complete(directory, [1], nothing_known)
+    with pytest.raises(InternalError, match=text):
+        await of.load(directory, 1, config)
+    assert backend.models[0].closes == 1
+
+
+async def test_a_backend_that_loads_nothing_says_so(tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    config = await of.complete(directory, [1], nothing_known)
+    await of.release(directory.key)
+    backend.loads_nothing = True
+    with pytest.raises(InternalError, match="backend 'told' loaded a NoneType, which is no model"):
+        await of.complete(directory, [1], nothing_known)
+    with pytest.raises(InternalError, match="backend 'told' loaded a NoneType, which is no model"):
+        await of.load(directory, 1, config)
+
+
+async def test_what_a_backend_raises_where_nothing_is_expected_fails_its_model_alone(tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    config = await of.complete(directory, [1], nothing_known)
+    await of.release(directory.key)
+
+    def isolation_of(source: ModelSource) -> Never:
+        raise KeyError("odd")
+
+    backend.isolation_of = isolation_of  # type: ignore[attr-defined]
+    with pytest.raises(InternalError, match="KeyError: 'odd'"):
+        await of.complete(directory, [1], nothing_known)
+    with pytest.raises(InternalError, match="KeyError: 'odd'"):
+        await of.load(directory, 1, config)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_an_exit_of_a_backend_fails_its_model_alone(error: BaseException, tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    text = type(error).__name__
+    async with asyncio.timeout(30):
+        config = await of.complete(directory, [1], nothing_known)
+        backend.instance_error = error
+        with pytest.raises(InternalError, match=text):
+            await of.load(directory, 1, config)
+        backend.reason = error
+        with pytest.raises(InternalError, match=text):
+            await of.complete(directory, [1], nothing_known)
+        backend.unloadable = error
+        with pytest.raises(InternalError, match=text):
+            await of.load(directory, 1, config)
+
+
+class Starting(Instance):
+    def started(self) -> Never:
+        raise SystemExit(3)
+
+
+class StartingDeep(Starting):
+    depth = 2
+
+    def submit(self, inputs: Any, outputs: Any) -> Never:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("made", [Starting(), StartingDeep()], ids=lambda made: type(made).__name__)
+async def test_an_exit_in_the_thread_of_an_instance_fails_its_model_alone(made: Instance, tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    backend.made = made
+    config = await of.complete(directory, [1], nothing_known)
+    async with asyncio.timeout(30):
+        with pytest.raises(InternalError, match="SystemExit: 3"):
+            await of.load(directory, 1, config)
+
+
+async def test_a_load_can_be_cancelled(tmp_path: Path) -> None:
+    backend, of, (directory,) = setup(tmp_path)
+    asked = asyncio.Event()
+
+    async def waits(source: ModelSource) -> Never:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    backend.load = waits  # type: ignore[method-assign]
+    load = asyncio.create_task(of.complete(directory, [1], nothing_known))
+    await asked.wait()
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
 
 
 async def test_a_model_that_cannot_be_closed_keeps_nothing_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,3 +383,27 @@ async def test_a_model_may_say_how_much_memory_it_holds(
     version = await of.load(directory, 1, config)
     assert version.memory == memory
     await version.pool.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("upstream")])
+async def test_an_exit_in_a_close_is_logged(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Staying(Instance):
+        def close(self) -> None:
+            raise error
+
+    async def close() -> Never:
+        raise error
+
+    backend, of, (directory,) = setup(tmp_path)
+    backend.unclosable, backend.made = error, Staying()
+    backend.close = close  # type: ignore[attr-defined]
+    config = await of.complete(directory, [1], nothing_known)
+    version = await of.load(directory, 1, config)
+    await asyncio.create_task(version.pool.close())
+    await asyncio.create_task(of.close())
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert any("failed to close model" in text for text in logged)
+    assert any(text.startswith("instance ") and text.endswith(" failed to close") for text in logged)
+    assert "backend told failed to close" in logged

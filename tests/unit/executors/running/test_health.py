@@ -17,7 +17,7 @@ from protos.model_config_pb2 import ModelConfig
 class Instance:
     checks_health = True
 
-    def __init__(self, answer: bool | Exception | None = True) -> None:
+    def __init__(self, answer: bool | BaseException | None = True) -> None:
         self.answer = answer
         self.asked = 0
 
@@ -25,7 +25,7 @@ class Instance:
         self.asked += 1
         if self.answer is None:
             await asyncio.Event().wait()
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return bool(self.answer)
 
@@ -66,12 +66,14 @@ async def test_only_changes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     ("answer", "well", "text"),
     [
         (InternalError("no database"), False, "is_ready failed: no database"),
+        (SystemExit(3), False, "is_ready failed: SystemExit: 3"),
+        (asyncio.CancelledError("upstream"), False, "is_ready failed: CancelledError: upstream"),
         (None, False, "is_ready did not answer within 0.01 s"),
         (InstanceDied("gone"), True, ""),
     ],
 )
 async def test_what_counts_as_no(
-    answer: Exception | None, well: bool, text: str, caplog: pytest.LogCaptureFixture
+    answer: BaseException | None, well: bool, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     watching, told = watch(Instance(answer))
     await watching.check()

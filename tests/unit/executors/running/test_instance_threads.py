@@ -25,12 +25,13 @@ class Threaded(Doubling):
         super().__init__()
         self.starts: list[int] = []
         self.refusals = refusals
+        self.refusal: BaseException = InternalError("no stream")
 
     def started(self) -> None:
         self.starts.append(threading.get_ident())
         if self.refusals:
             self.refusals -= 1
-            raise InternalError("no stream")
+            raise self.refusal
 
     def interrupt(self) -> None: ...
 
@@ -84,8 +85,12 @@ async def test_an_instance_that_is_never_run_is_closed_all_the_same() -> None:
     assert instance.closed
 
 
-async def test_an_instance_in_place_of_a_dead_one_is_started_in_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("refusal", [InternalError("no stream"), SystemExit("no stream")])
+async def test_an_instance_in_place_of_a_dead_one_is_started_in_its_thread(
+    refusal: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     first, refusing, last = Threaded(), Threaded(refusals=1), Threaded()
+    refusing.refusal = refusal
     pool = pool_of(first, refusing, last)
     await pool.warm_up([])
     pool.start()

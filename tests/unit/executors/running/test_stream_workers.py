@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource, ResponseStream
 from charonia.clock import monotonic_ns
-from charonia.errors import Unsupported
+from charonia.errors import CharoniaError, Unsupported
 from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -112,6 +113,61 @@ async def test_a_warm_up_runs_without_a_batcher(config: str) -> None:
     assert (final.final, final.place) == (True, (1, 1) if config else None)
     kinds = {name for counts in executed.responses.values() for name in counts if name.endswith("success_count")}
     assert kinds == ({"r0_success_count", "r1_success_count"} if config else set()), "X5"
+
+
+class Leaving(Streaming):
+    """Gives an answer that cannot be read, or ends like a program or a task."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = parameters
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        if isinstance(self.parameters, BaseException):
+            raise self.parameters
+        if self.parameters == "plain":
+            responses.send(0, ModelResponse(error=ValueError("no error of ours")), final=True)  # type: ignore[arg-type]
+            return
+        (given,) = requests[0].inputs
+        response = ModelResponse([Tensor("y", given.datatype, given.shape, given.data)], self.parameters)
+        responses.send(0, response, final=True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError("upstream"), "CancelledError: upstream"),
+        ("plain", "ValueError: no error of ours"),
+        ({"k": [1]}, "response parameter 'k' of model 'm' is a list"),
+    ],
+)
+async def test_what_an_instance_must_not_do_is_an_error_of_its_requests(parameters: Any, text: str) -> None:
+    pool = pool_of(DECOUPLED, Leaving(parameters))
+    tensor = Tensor.of("x", np.array([[7]], np.int32))
+    meta = request_meta(1, "", [tensor], (), {})
+    packed = pack_request(b"1" * 16, b"", b"", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=1)
+    with pytest.raises(CharoniaError, match=text):
+        async with asyncio.timeout(30):
+            await pool.warm_up([[unpack_request(packed)]])
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("upstream")])
+async def test_an_exit_in_empty_slots_or_in_a_close_is_logged(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exiting(Streaming):
+        async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+            raise error
+
+        async def close_instance(self) -> None:
+            raise error
+
+    async with asyncio.timeout(30):
+        await stream_workers._execute_null_requests(Exiting(), [])
+        await asyncio.create_task(pool_of(DECOUPLED, Exiting()).close())
+    logged = [record.getMessage() for record in caplog.records]
+    text = f"{type(error).__name__}: {error}"
+    assert logged == [f"empty slots could not be executed: {text}", f"instance m_0_0 failed to finalize: {text}"]
 
 
 async def test_a_worker_ends_although_its_instance_dies_in_the_same_moment() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from charonia.eventlog.payloads import PayloadDirectory
-from executors.settling.wave_settler import ReplySockets
+from executors.settling.wave_settler import _MOST_REPLY_BYTES, _MOST_UNSENT_BYTES, ReplySockets
 
 PATIENCE_S = 20
 GATEWAY = "gw-1"
@@ -72,6 +72,28 @@ async def connect(bench: Any) -> None:
 async def test_a_gateway_that_was_not_sought_is_sent_nothing(bench: Any) -> None:
     assert not bench.sockets.send(GATEWAY, b"reply")
     assert bench.sockets.mark(GATEWAY) is None
+
+
+async def test_replies_of_one_call_arrive_as_single_ones(bench: Any) -> None:
+    await connect(bench)
+    assert bench.sockets.send(GATEWAY, b"one", b"", b"three" * 50_000)
+    assert [await bench.gateway.reply() for _ in range(3)] == [b"one", b"", b"three" * 50_000]
+
+
+async def test_nothing_is_sent_of_replies_one_of_which_is_too_long(bench: Any) -> None:
+    await connect(bench)
+    assert not bench.sockets.send(GATEWAY, b"one", bytes(_MOST_REPLY_BYTES + 1))
+    assert bench.sockets.send(GATEWAY, b"two")
+    assert await bench.gateway.reply() == b"two"
+
+
+async def test_nothing_is_sent_of_replies_that_are_long_together(bench: Any) -> None:
+    """Else all of a batch would be kept for a gateway that does not read, not one more than the bound."""
+    await connect(bench)
+    half = bytes(_MOST_UNSENT_BYTES // 2 + 1)
+    assert not bench.sockets.send(GATEWAY, half, half)
+    assert bench.sockets.send(GATEWAY, half)
+    assert await bench.gateway.reply() == half
 
 
 async def test_replies_of_many_threads_arrive_whole(bench: Any) -> None:

@@ -13,6 +13,8 @@ from charonia.tensors import Tensor
 from charonia.traces.contexts import TENSORS, TIMESTAMPS, Context
 from charonia.traces.reports import Report
 from charonia.wire import (
+    FLAG_JOB,
+    FLAG_JOURNALLED,
     BatchHeader,
     RequestRecord,
     pack_failure,
@@ -31,11 +33,18 @@ META = request_meta(3, "abc", [X], (), {})
 
 
 def record(
-    number: int, trace: Context | None, endpoint: bytes = b"g", rows: int = 1, level: int = 0, timeout_us: int = 0
+    number: int,
+    trace: Context | None,
+    endpoint: bytes = b"g",
+    rows: int = 1,
+    level: int = 0,
+    timeout_us: int = 0,
+    flags: int = 0,
 ) -> RequestRecord:
     packed = pack_request(
         bytes([number]) * 16, endpoint, b"q", META, [X.data],
         rows=rows, signature=1, level=level, accepted_ns=100, timeout_us=timeout_us, trace=trace,
+        flags=flags,
     )  # fmt: skip
     return unpack_request(packed)
 
@@ -64,6 +73,15 @@ def test_what_a_simulation_needs_to_know_is_reported() -> None:
     report = unpack_response(found).report
     assert report is not None
     assert report.about[-3:] == (("charonia.rows", 2), ("charonia.priority", 3), ("charonia.timeout_us", 500))
+
+
+@pytest.mark.parametrize(("flags", "journalled"), [(0, None), (FLAG_JOURNALLED, 1), (FLAG_JOB, 1)])
+def test_what_the_log_knew_before_it_ran_is_reported(flags: int, journalled: int | None) -> None:
+    one = record(1, context(1), flags=flags)
+    executed = Executed([answer(one)], [run(0)])
+    report = unpack_response(with_reports(batch(one), executed, executed.answers, "e-1")[0]).report
+    assert report is not None
+    assert dict(report.about).get("charonia.journalled") == journalled
 
 
 def test_the_first_traced_one_says_what_the_processors_do() -> None:

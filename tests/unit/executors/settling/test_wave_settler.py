@@ -134,6 +134,21 @@ async def test_a_gateway_that_does_not_read_holds_up_no_wave_of_another(bench: B
     await asyncio.gather(reading, late, return_exceptions=True)
 
 
+async def test_replies_that_are_long_together_are_answered_one_by_one_in_the_thread(bench: Bench) -> None:
+    waves = []
+    for number in range(3):
+        tensor = Tensor.of("x", np.zeros((1, 1), np.uint8))
+        about = {"rows": 1, "signature": 7, "level": 0, "accepted_ns": 1}
+        head = wave_head(bytes(14) + bytes([number]), 1, QUICK.encode(), request_meta(1, "", [tensor], (), {}), **about)
+        waves.append(unpack_wave(head + bytes(tensor.data)))
+    executed = ExecutedWaves([bytes([number]) * 500_000 for number in range(3)])
+    bench.settler.answer(SubmittedBatch((), lambda *_: None, None, waves=tuple(waves)), executed)
+    assert executed.sent == {0, 1, 2}, "two fit what may be kept, and the third what is not yet above it"
+    reader = bench.gateways[QUICK].reader
+    async with asyncio.timeout(PATIENCE_S):
+        assert len(await reader.readexactly(len(b"first") + 4 + 3 * (4 + 500_000)))
+
+
 async def test_waves_are_settled_while_their_gateway_always_has_something_to_read(bench: Bench) -> None:
     """Its socket is never empty when the settler checks it: each wave waits for its own reply alone."""
     lazy = bench.gateways[LAZY]

@@ -136,7 +136,10 @@ async def test_who_asks_for_the_end_gets_it(request_bytes: bytes, closes: bool) 
 
 @pytest.mark.parametrize(
     "lines",
-    [b"Content-Length: 3\r\nTransfer-Encoding: chunked", b"transfer-encoding: gzip, Chunked \r\ncontent-length: 999"],
+    [
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked",
+        b"transfer-encoding: identity, Chunked \r\ncontent-length: 999",
+    ],
 )
 async def test_chunks_go_before_a_length_and_end_the_connection(lines: bytes) -> None:
     """RFC 9112, 6.1: what follows may be the body of another reader's request, so it is not served."""
@@ -160,6 +163,68 @@ async def test_chunks_go_before_a_length_and_end_the_connection(lines: bytes) ->
 async def test_a_length_beside_another_coding_is_refused(coding: bytes) -> None:
     request = post(b"abc", b"Transfer-Encoding: " + coding)
     assert refusal(await Wire(App(echo)).exchange(request)) == (400, "Invalid HTTP request received.")
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"identity", b"xchunked", b"chunked;q=1"])
+async def test_a_body_whose_end_cannot_be_known_is_refused_at_once(coding: bytes) -> None:
+    """RFC 9112, 6.3: without a length, a coding that is not chunked last ends with the connection."""
+    wire = Wire(App(echo))
+    data = await wire.exchange(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " + coding + b"\r\n\r\n")
+    assert refusal(data) == (400, "Invalid HTTP request received.")
+    assert wire.transport.closing
+
+
+@pytest.mark.parametrize("lines", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"x , identity,chunked"])
+async def test_a_body_that_is_coded_in_another_way_too_is_refused(lines: bytes) -> None:
+    wire = Wire(App(echo))
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " + lines + b"\r\n\r\n"
+    assert refusal(await wire.exchange(head + b"5\r\nhello\r\n0\r\n\r\n")) == (501, "Unsupported transfer coding")
+    assert wire.transport.closing
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"
+
+
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+async def test_chunks_before_http_1_1_end_the_connection(connection: bytes) -> None:
+    """RFC 9112, 6.1: a proxy of that age may have passed the coding on without knowing it."""
+    wire = Wire(App(echo))
+    request = CHUNKED.replace(b"/1.1\r\n", b"/1.0\r\n" + connection) + b"\r\n"
+    ((status, headers, _),) = responses(await wire.exchange(request + GET), ["POST"])
+    assert (status, headers["connection"]) == (200, "close")
+
+
+async def test_trailers_do_not_pass_for_headers() -> None:
+    """RFC 9110, 6.5.1: what stands in front of the server may have checked the headers alone."""
+    seen: list[Any] = []
+
+    async def keep(scope: Scope, receive: Receive, send: Send) -> None:
+        await whole_body(receive)
+        seen.append((scope["headers"], scope["state"][RAW_HEADERS]))
+        await reply_whole(send, 204, [], b"")
+
+    app = App(keep)
+    app.forwards_headers = True
+    await Wire(app).exchange(CHUNKED, b"Content-Encoding: gzip\r\nX-Tenant: a\r\n\r\n")
+    assert seen == [
+        (
+            [(b"host", b"x"), (b"transfer-encoding", b"chunked")],
+            [(b"Host", b"x"), (b"Transfer-Encoding", b"chunked")],
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"x-a: b\r\n" * 100, b"x" * 1000],
+    ids=["many", "long"],
+)
+async def test_trailers_without_end_are_refused(piece: bytes) -> None:
+    wire = Wire(App(echo))
+    await wire.send(CHUNKED)
+    for _ in range(protocol.MAX_HEADER_BYTES // len(piece) + 2):
+        await wire.send(piece)
+    assert refusal(await wire.exchange()) == (431, "request trailers exceed 65536 bytes")
 
 
 async def test_an_application_may_end_the_connection() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 from example_counts import examples
@@ -10,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_bench import GATEWAY, MODEL, Front, LaneBench
 
-from charonia import failpoints
+from batcher.entries.bursting import burst_wave
+from charonia import failpoints, keys
 from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError
 from charonia.eventlog.port import Sent
 from charonia.facts.events import RequestCancelled
 from charonia.tensors import Buffer
-from charonia.wire import WaveReply
-from gateway.lane.door import Call
+from charonia.wire import PREFIX_BYTES, WaveReply, pack_wave_reply, reply_meta, unpack_wave_reply
+from gateway.lane.door import Call, values_of
 from gateway.lane.gathering import SLOW_NS
 
 
@@ -255,6 +258,34 @@ def test_of_a_caller_that_goes_later_the_owner_is_told(bench: LaneBench) -> None
     assert bench.lease.is_idle
 
 
+def pass_seconds(bench: LaneBench, seconds: int) -> None:
+    for _ in range(seconds):
+        bench.loop.advance(1)
+        bench.settle()
+
+
+def test_a_new_owner_that_burst_the_wave_is_told_again(bench: LaneBench) -> None:
+    """It does not know which cancels the owner before it was told of while the wave ran."""
+    front = bench.front()
+    _, gone, _ = front.send(1, 2, 3)
+    (sent,) = bench.sent()
+    bench.now(gone.abandon)
+    bench.settle()
+    bench.run(bench.log.delete_stream(keys.facts(MODEL)))  # the owner before it has read that
+    pass_seconds(bench, 5)
+    assert bench.owner_was_told() == [], "the wave runs"
+    bench.run(burst_wave(bench.log, MODEL, sent.stream, sent.entry_id, sent.wave))
+    bench.age(5)
+
+    pass_seconds(bench, 5)
+
+    assert bench.owner_was_told() == [RequestCancelled(sent.wave.ids()[1])]
+    bench.run(bench.log.settle(MODEL, [(sent.wave.ids()[1], 1)], None, []))
+    pass_seconds(bench, 100)
+    assert len(bench.owner_was_told()) == 1
+    assert not bench.service._dataplane.requester.cancels
+
+
 def test_what_a_front_counts_itself_is_not_counted_twice(bench: LaneBench) -> None:
     front = Front(bench, bench.front().door, counted_by_lane=False)
     counts = front.door.counts
@@ -268,6 +299,25 @@ def test_what_a_front_counts_itself_is_not_counted_twice(bench: LaneBench) -> No
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.sampled_from([b"a", b"seven-7"]), min_size=1, max_size=6), st.integers(1, 3), st.booleans(), st.data()
+)
+def test_each_call_has_its_own_part_of_the_columns(
+    ids: list[bytes], outputs: int, with_ids: bool, data: st.DataObject
+) -> None:
+    """Also where calls of another signature are before it in the wave."""
+    start = data.draw(st.integers(0, len(ids) - 1))
+    calls = [Call(cast("Any", None), (), client_id) for client_id in ids]
+    values = [[b"%d:%d" % (column, number) for number in range(len(ids))] for column in range(outputs)]
+    places = tuple((f"y{column}", DataType.UINT8, (3,), 3) for column in range(outputs))
+    columns = [b"".join(column) for column in values]
+    packed = pack_wave_reply(bytes(PREFIX_BYTES), len(ids), reply_meta(MODEL, 1, places), columns, 1)
+    found = values_of(calls[start:], start, unpack_wave_reply(packed), with_ids=with_ids)
+    expected = zip(*([ids] if with_ids else []), *values, strict=True)
+    assert list(found) == list(expected)[start:]
 
 
 @settings(max_examples=examples(100))

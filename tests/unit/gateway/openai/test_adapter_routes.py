@@ -71,6 +71,15 @@ async def test_refusals(
     assert not handler.loads
 
 
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+async def test_a_server_that_loads_nothing_at_run_time(client: httpx2.AsyncClient, handler: Any, path: str) -> None:
+    handler.control_mode = "none"
+    reply = await client.post(path, json={"lora_name": "red", "lora_path": "x", "load_inplace": True})
+    assert reply.status_code == 400
+    assert "--model-control-mode=explicit" in reply.json()["error"]["message"]
+    assert not handler.loads
+
+
 async def test_one_may_be_replaced(client: httpx2.AsyncClient, handler: Any) -> None:
     reply = await client.post(LOAD, json={"lora_name": "red", "lora_path": "x", "load_inplace": True})
     assert reply.status_code == 200

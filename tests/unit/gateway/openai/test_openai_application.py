@@ -103,6 +103,7 @@ async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
     document = (await client.post("/v1/embeddings", json=body)).json()
     assert [one["embedding"] for one in document["data"]] == [[2, 1, 0, 0], [0, 0, 0, 1]]
     assert [one["index"] for one in document["data"]] == [0, 1]
+    assert (await client.post("/v1/embeddings", json={**body, "encoding_format": None})).json() == document
     coded = (await client.post("/v1/embeddings", json={**body, "encoding_format": "base64"})).json()
     assert coded["data"][1]["embedding"] == "AAAAAAAAAAAAAAAAAACAPw=="
     short = (await client.post("/v1/embeddings", json={**body, "dimensions": 2})).json()
@@ -118,6 +119,8 @@ async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
     ):
         reply = await client.post("/v1/embeddings", json={**body, **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    missing = (await client.post("/v1/embeddings", json={"model": "embeds"})).json()["error"]
+    assert (missing["param"], missing["code"]) == ("input", "missing_required_parameter")
 
 
 async def test_embeddings_are_bounded_in_tokens(client: httpx2.AsyncClient, handler: Any) -> None:

@@ -16,10 +16,11 @@ from gateway.openai.openai_application import OpenAiInterface
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NO_SCHEMA = {"type": "none"}
 
 
-def tool(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": CITY}}
+def tool(name: str, schema: dict[str, Any] = CITY) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -334,6 +335,14 @@ async def test_prompts_that_are_too_long_are_refused_before_the_log(client: http
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 90_000]}}}},
             "response_format",
         ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": NO_SCHEMA}}}, "response_format"),
+        ({"structured_outputs": {"json": NO_SCHEMA}}, "structured_outputs"),
+        ({"tool_choice": "required", "tools": [tool("f", NO_SCHEMA)]}, "tools"),
+        ({"logit_bias": {"300": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [300]}, "allowed_token_ids"),
+        ({"stop_token_ids": [300]}, "stop_token_ids"),
+        ({"logprobs": True, "logprob_token_ids": [300]}, "logprob_token_ids"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"messages": []}, "messages"),

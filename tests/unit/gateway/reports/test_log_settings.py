@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from charonia.errors import Unsupported
-from charonia.log_lines import LineFormatter
+from charonia.log_lines import LineFormatter, Severities, change_severities
+from gateway.grpc.control_messages import log_settings
 from gateway.reports.log_settings import TYPES, LogSwitches, apply, current
 
 
@@ -53,6 +54,22 @@ def test_a_reply_names_all_settings_in_order() -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     assert LogSwitches().changed({"odd": 1, "log_format": "default"}) == LogSwitches()
+
+
+@pytest.mark.parametrize(
+    ("number", "level"), [(7, 7), (2**31 - 1, 2**31 - 1), (2**31, 0), (2**32 - 1, 0), (2**32, 0), (2**32 + 1, 1)]
+)
+def test_a_verbose_level_is_what_triton_makes_of_it_and_has_a_place_in_both_answers(number: int, level: int) -> None:
+    switches = LogSwitches().changed({"log_verbose_level": number})
+    assert switches.reply()["log_verbose_level"] == level
+    assert log_settings(switches).settings["log_verbose_level"].uint32_param == level
+
+
+@pytest.mark.parametrize(("option", "level"), [(-1, 0), (3, 3), (99_999_999_999, 1_215_752_191)])
+def test_a_verbose_level_of_the_command_line_has_a_place_too(option: int, level: int) -> None:
+    with written():
+        change_severities(Severities(verbose=option))
+        assert log_settings(current()).settings["log_verbose_level"].uint32_param == level
 
 
 def test_the_place_of_the_log_cannot_be_changed() -> None:

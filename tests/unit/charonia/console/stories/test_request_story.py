@@ -110,6 +110,8 @@ def test_a_poison_request_is_found_by_its_batches() -> None:
     assert [one.outcome for one in told.attempts] == ["returned", "returned"]
     assert [one.others for one in told.attempts] == [(other(1).hex(), other(2).hex()), ()]
     assert [one.kind for one in told.stretches] == ["queue", "lost", "queue", "lost"]
+    assert [len(one.reasons) for one in told.stretches if one.kind == "lost"] == [1, 2]
+    assert told.stretches[-1].reasons[1] == "the start of its instance after attempt 1 may be part of this"
     assert "dead letter" in [one.kind for one in told.moments]
 
 
@@ -117,7 +119,7 @@ def test_an_innocent_request_was_tried_again() -> None:
     happened = events(
         ("accepted", 0, {}),
         batched(0, "b1"),
-        ("returned", 400, {"executor": "e1", "reason": "died"}),
+        ("returned", 400, {"executor": "e1", "reason": "died."}),
         batched(401, "b2"),
         succeeded(420, 402),
     )
@@ -131,16 +133,69 @@ def test_an_innocent_request_was_tried_again() -> None:
     assert told.stretches[1].reasons[0] == "attempt 1 had no outcome (died), so it was queued again"
 
 
+def test_the_restart_after_a_lost_attempt_is_where_the_time_went() -> None:
+    died = ("returned", 10, {"executor": "e1", "reason": "died"})
+    journal = [in_batch("b1", 1, 0, ME, other(1)), in_batch("b2", 2, 11, ME)]
+    told = story(
+        events=events(("accepted", 0, {}), batched(0, "b1"), died, batched(11, "b2"), succeeded(420, 402)),
+        journal=journal,
+    )
+    assert told.verdict.endswith(
+        "and succeeded. Most of the time, 391 ms of 420 ms, was spent in the executor, until its instance had been "
+        "started again."
+    )
+
+
+def test_the_journal_says_when_a_run_without_an_outcome_started() -> None:
+    """20 ms before it says so, at most."""
+    died = {"executor": "e1", "reason": "died"}
+    happened = events(
+        ("accepted", 0, {}),
+        batched(0, "b1"),
+        ("returned", 400, died),
+        batched(400, "b2"),
+        ("returned", 900, died),
+        batched(900, "b3"),
+        succeeded(920, 910),
+    )
+    journal = [in_batch(f"b{number}", number, ms, ME) for number, ms in ((1, 0), (2, 400), (3, 900))]
+    journal.insert(1, (START_US + 15 * MS, JournalFact("started", (ME,), (1,), (), "e1", "b1")))
+    journal.insert(3, (START_US + 720 * MS, JournalFact("started", (ME,), (2,), (), "e1", "b2")))
+    told = story(events=happened, journal=journal)
+    spent = [(one.kind, one.lasted_us // MS) for one in told.stretches if one.kind != "queue"]
+    assert spent == [("lost", 400), ("executor", 300), ("lost", 200), ("executor", 10), ("run", 10)]
+    assert told.stretches[2].text == "in the executor, until its instance had been started again"
+    assert [len(one.reasons) for one in told.stretches if one.kind == "lost"] == [1, 1]
+    told = story(events=happened[:4], journal=journal[:4])  # it runs
+    assert [(one.kind, one.lasted_us // MS) for one in told.stretches[-2:]] == [("executor", 300), ("run", 59_300)]
+
+
+def test_a_start_that_the_journal_reports_with_the_end_is_no_wait() -> None:
+    """As of all short requests."""
+    ended = JournalFact("ended", (ME,), (1,), (JobState.SUCCEEDED,))
+    started = JournalFact("started", (ME,), (1,), (), "e1", "b1")
+    for waited_ms in (0, 300):
+        end_us = START_US + (16 + waited_ms) * MS
+        told = story(journal=[in_batch("b1", 1, 1, ME), (end_us, started), (end_us, ended)])
+        spent = [(one.kind, one.lasted_us // MS) for one in told.stretches[1:]]
+        assert spent == ([("executor", 295), ("run", 20)] if waited_ms else [("run", 15)])
+
+
+def test_the_longest_of_many_parts_is_not_most_of_the_time() -> None:
+    told = story(events=events(("accepted", 0, {}), batched(30), succeeded(80, 40)))
+    assert told.verdict.startswith("The longest part of the time, 40 ms of 80 ms, was spent in the model")
+
+
 def test_a_request_that_is_no_job_is_told_from_the_journal() -> None:
     journal = [
         (START_US, JournalFact("accepted", (ME, other(1)))),
         in_batch("b1", 1, 5, ME, other(1)),
-        (START_US + 9 * MS, JournalFact("started", (ME, other(1)), (1, 1), (), "e1", "b1")),
-        (START_US + 20 * MS, JournalFact("ended", (other(1), ME), (1, 1), (JobState.FAILED, JobState.SUCCEEDED))),
+        (START_US + 49 * MS, JournalFact("started", (ME, other(1)), (1, 1), (), "e1", "b1")),
+        (START_US + 60 * MS, JournalFact("ended", (other(1), ME), (1, 1), (JobState.FAILED, JobState.SUCCEEDED))),
     ]
     told = story(journal=journal)
-    assert (told.state, told.total_us) == ("succeeded", 20 * MS)
-    assert [(one.kind, one.lasted_us // MS) for one in told.stretches] == [("queue", 5), ("executor", 4), ("run", 11)]
+    assert (told.state, told.total_us) == ("succeeded", 60 * MS)
+    assert [(one.kind, one.lasted_us // MS) for one in told.stretches] == [("queue", 5), ("executor", 24), ("run", 31)]
     assert told.attempts[0].others == (other(1).hex(),)
 
 

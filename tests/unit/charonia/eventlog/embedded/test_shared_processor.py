@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from charonia.eventlog.embedded import SharedProcessor
+from charonia.offload.time_slices import BULK
 
 SECOND_NS = 1_000_000_000
 CHILD = "import os, sys; input(); child = os.fork(); print(child, flush=True) if child else None; sys.stdin.read()"
@@ -21,8 +22,11 @@ if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
 TWO = set(sorted(os.sched_getaffinity(0))[:2])
 
 
-def started(mask: set[int]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+IN_BULK = f"import sys; open('/proc/self/comm', 'w').write({BULK!r}); print(flush=True); sys.stdin.read()"
+
+
+def started(mask: set[int], program: str = CHILD) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     os.sched_setaffinity(process.pid, mask)
     return process
 
@@ -151,6 +155,25 @@ def test_what_they_start_may_use_all_processors_again(
         assert is_kept(pids) == (not waited_s)
     finally:
         os.kill(child, 9)
+
+
+def test_work_in_bulk_has_the_other_processor_meanwhile(
+    shared: SharedProcessor, kernel: Kernel, pids: tuple[int, int]
+) -> None:
+    with started(TWO, IN_BULK) as bulk, started(TWO) as other:
+        assert bulk.stdout is not None
+        bulk.stdout.readline()
+        kernel.add(bulk.pid, other.pid)
+        shared.look(pids, lambda: [bulk.pid, other.pid], SECOND_NS)
+        assert masks((bulk.pid, other.pid)) == [TWO - masks(pids)[0], TWO]
+        shared.look(None, lambda: [bulk.pid, other.pid], 2 * SECOND_NS)
+        assert masks((bulk.pid, other.pid)) == [TWO, TWO]
+        shared.look(pids, lambda: [bulk.pid, other.pid], 3 * SECOND_NS)
+        os.sched_setaffinity(bulk.pid, masks(pids)[0])  # begun by a thread that is kept
+        shared.look(pids, lambda: [bulk.pid, other.pid], 4 * SECOND_NS)
+        assert masks((bulk.pid,)) == [TWO - masks(pids)[0]]
+        bulk.kill()
+        other.kill()
 
 
 def test_a_successor_takes_the_place_of_one_that_has_ended(

@@ -148,6 +148,8 @@ def test_bentoml_is_parsed_and_not_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"image: Path", "service(traffic=...)", "resources.memory", "bentofile.yaml: python"} <= set(
         unmapped(document, "Iris_talk")
     )
+    for model in document["models"]:
+        assert any(step.endswith("its code is beside this file as bento_service.py") for step in model["fill_in"])
 
 
 def test_torchserve(tmp_path: Path) -> None:
@@ -182,6 +184,14 @@ def test_kserve(tmp_path: Path) -> None:
     fields = unmapped(document, "custom")
     assert {"spec.transformer", "image", "containers.env", "spec.predictor.minReplicas"} <= set(fields)
     assert {"modelFormat", "storageUri"} <= set(unmapped(document, "ready"))
+
+
+def test_code_and_directories_of_kserve_say_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import numpy\nfrom kserve import Model\n\n\nclass M(Model):\n    pass\n")
+    with pytest.raises(InvalidArgument, match=r"^'model.py' is the code of a KServe predictor: name the YAML file"):
+        migrate(tmp_path / "model.py", "", None)
+    with pytest.raises(InvalidArgument, match=r"is a directory: name the YAML file that has the InferenceService$"):
+        migrate(tmp_path, "kserve", None)
 
 
 def test_a_skeleton_is_python_that_does_not_load_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

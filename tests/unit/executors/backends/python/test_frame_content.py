@@ -5,16 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from charonia.backend import ColumnInput, ModelRequest, RequestColumns
+from charonia.backend import ColumnInput, ModelRequest, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
 from charonia.errors import ErrorCode, NotFound
 from charonia.tensors import Tensor
 from executors.backends.python.frame_content import (
+    answer_content,
     columns_content,
     failure_of,
     outputs_of,
     requests_content,
     responses_of,
+    whole_content,
 )
 from executors.backends.python.protocol.frames import Frame, FrameError, FrameReader, Kind, pack
 
@@ -119,3 +121,9 @@ def test_outputs_come_as_columns() -> None:
 def test_columns_that_cannot_be_are_frame_errors(content: object) -> None:
     with pytest.raises(FrameError):
         outputs_of(frame(Kind.COLUMNS, content, b"12"), 2, no_slot)
+
+
+def test_an_error_that_is_none_of_ours_is_internal() -> None:
+    response = ModelResponse(error=ValueError("odd"))  # type: ignore[arg-type]
+    expected = [int(ErrorCode.INTERNAL), "ValueError: odd"]
+    assert answer_content(response)[0][0] == whole_content(response)[0] == expected

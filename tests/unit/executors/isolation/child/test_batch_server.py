@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import socket
@@ -46,7 +47,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socke
 class Failing(Doubling):
     """Raises what it is given."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
 
@@ -54,7 +55,7 @@ class Failing(Doubling):
         raise self.error
 
 
-def answer(pair: tuple[socket.socket, socket.socket], kind: str, error: Exception) -> Frame:
+def answer(pair: tuple[socket.socket, socket.socket], kind: str, error: BaseException) -> Frame:
     """What the executor gets for a batch of an instance on such a device that raises this."""
     ours, theirs = pair
     instance = Failing(error)
@@ -145,3 +146,19 @@ def test_other_errors_are_those_of_their_batch(pair: Any) -> None:
     sent = answer(pair, "GPU", InvalidArgument("no"))
     assert (sent.kind, sent.call, sent.content()) == (Kind.FAILED, 7, [3, "no"])
     assert answer(pair, "GPU", Interrupted("left out")).kind is Kind.CANCEL
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("inner")])
+async def test_an_exit_is_an_error_of_its_batch_or_its_start(
+    error: BaseException, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    text = f"{type(error).__name__}: {error}"
+    assert answer(pair, "CPU", error).content()[1] == text
+
+    class Starting(Failing):
+        def started(self) -> None:
+            raise self.error
+
+    instance = Starting(error)
+    with pytest.raises(InternalError, match=text):
+        await BatchServer(instance, instance, pair[1], None, SPEC).start()

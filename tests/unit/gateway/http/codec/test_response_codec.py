@@ -11,7 +11,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor
-from gateway.http.codec.response_codec import ALL_BINARY, ReplyForm, ResponseEncoder
+from gateway.http.codec.response_codec import ALL_BINARY, ReplyForm, ResponseEncoder, status_line
 
 FLOATS = Tensor.of("O", np.array([[1.0, 2.0]], dtype=np.float32))
 INTS = Tensor.of("P", np.array([3], dtype=np.int32))
@@ -116,3 +116,9 @@ def test_outputs_in_shared_memory_are_described_only(served: Callable[[str], Any
         b'{"model_name":"m","model_version":"1","outputs":[{"name":"O","datatype":"FP32","shape":[1,2]},'
         b'{"name":"P","datatype":"INT32","shape":[1],"parameters":{"binary_data_size":4}}]}\3\0\0\0'
     )
+
+
+def test_a_status_has_the_same_words_with_every_python() -> None:
+    words = {413: b"Request Entity Too Large", 422: b"Unprocessable Entity", 404: b"Not Found", 299: b""}
+    for status, phrase in words.items():
+        assert status_line(status) == b"HTTP/1.1 %d %b\r\n" % (status, phrase)

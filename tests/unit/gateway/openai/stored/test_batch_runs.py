@@ -13,7 +13,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.errors import CANCELLED, Cancelled
+from charonia.errors import CANCELLED, Cancelled, Unavailable
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import batch_runs, stored_objects
 from gateway.openai.stored.batch_facts import BatchState, Counts
@@ -39,6 +39,8 @@ class Lines:
         self.deletes = asyncio.Event()
         self.deleted: list[str] = []
         self.cancelled: list[int] = []
+        self.cancels = asyncio.Event()
+        self.cancels.set()
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         self.ran.append(line.number)
@@ -59,6 +61,7 @@ class Lines:
 
     async def cancel(self, run: BatchRun, line: BatchLine) -> None:
         self.cancelled.append(line.number)
+        await self.cancels.wait()
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         self.asked_to_delete.extend(job_ids)
@@ -293,6 +296,143 @@ async def test_the_jobs_that_another_gateway_left_are_cancelled(
     assert next_one.cancelled == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_gateway_that_stalled_cancels_what_it_asked_for_after_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """The owner found the jobs that were there, and ends the batch: it has not ended it yet where it is full."""
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    stalled, next_one = Lines(held=3), Lines()
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", stalled)
+    await world.done(batch_id, 3)
+    while len(stalled.ran) < 7:
+        await asyncio.sleep(0.001)
+    owns, goes_on = world.batches.owns, asyncio.Event()
+
+    async def owns_late(batch: str, token: int) -> bool:
+        if batch in one._runs and token == one._runs[batch].token:
+            await goes_on.wait()
+        return await owns(batch, token)
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    monkeypatch.setattr(world.batches, "owns", owns_late)
+    await world.log.end_beat("gateway", "one")
+    if is_full:
+        monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 1)
+        next_one.cancels.clear()
+    else:
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    await world.gateway("two", next_one)
+    if is_full:
+        while not next_one.cancelled:  # the owner is at it
+            await asyncio.sleep(0.001)
+    else:
+        assert (await world.ended(batch_id)).outcome == "cancelled"
+    assert stalled.cancelled == []
+    goes_on.set()
+    await world.until(is_over)
+    assert stalled.cancelled == [4, 5, 6, 7]
+    next_one.cancels.set()
+    assert (await world.ended(batch_id)).outcome == ("completed" if is_full else "cancelled")
+    assert (next_one.ran, next_one.cancelled) == ([], [4, 5, 6, 7])
+
+
+async def test_a_gateway_that_stalled_leaves_the_jobs_of_a_batch_that_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner waits for them."""
+    stalled, next_one = Lines(held=3), Lines(held=3)
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", stalled)
+    await world.done(batch_id, 3)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", next_one)
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    await world.until(is_over)
+    next_one.gate.set()
+    assert (await world.ended(batch_id)).counts.completed == 20
+    assert stalled.cancelled == []
+
+
+async def test_a_gateway_that_stalled_does_not_end_a_batch_that_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no space for more results; its tenant has deleted files before another gateway took the batch over."""
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    stalled, next_one = Lines(held=3), Lines(held=3)
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", stalled)
+    await world.done(batch_id, 3)
+    while len(stalled.ran) < 7:
+        await asyncio.sleep(0.001)
+    owns, goes_on, waits = world.batches.owns, asyncio.Event(), asyncio.Semaphore(0)
+
+    async def owns_late(batch: str, token: int) -> bool:
+        if batch in one._runs and token == one._runs[batch].token:
+            waits.release()
+            await goes_on.wait()
+        return await owns(batch, token)
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    monkeypatch.setattr(world.batches, "owns", owns_late)
+    one._runs[batch_id].is_full = True
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", next_one)
+    while len(next_one.ran) < 4:
+        await asyncio.sleep(0.001)
+    stalled.gate.set()
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(2):  # while it drives the batch, and at its end
+            await waits.acquire()
+    goes_on.set()
+    await world.until(is_over)
+    assert stalled.cancelled == []
+    assert not (await world.batches.state(batch_id)).finalizing_s
+    next_one.gate.set()
+    assert (await world.ended(batch_id)).counts.completed == 20
+
+
+async def test_a_batch_that_was_full_stays_so(world: World) -> None:
+    """Another gateway may have cancelled the jobs of its last lines, because its owner asks for no more."""
+    batch_id = await world.batch(5)
+    await world.batches.add(batch_id, {"kind": "started", "time_s": now_s(), "total": 5, "model": "m"})
+    await world.batches.add(batch_id, {"kind": "finalizing", "time_s": now_s()})
+    lines = Lines()
+    await world.gateway("one", lines)
+    state = await world.ended(batch_id)
+    assert lines.ran == []
+    assert (state.outcome, state.counts.failed) == ("completed", 5)
+    assert {line["error"]["code"] for line in await world.lines(state.error_file)} == {"storage_exceeded"}
+
+
+async def test_the_models_that_are_asked_are_written_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asking(Lines):
+        async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+            await run.will_ask("large" if line.number == 7 else "small")
+            return await super().run(run, line)
+
+    batch_id = await world.batch(20)
+    add = world.batches.add
+
+    async def add_slowly(batch: str, fact: dict[str, Any]) -> None:
+        await asyncio.sleep(0)  # the other lines ask meanwhile
+        await add(batch, fact)
+
+    monkeypatch.setattr(world.batches, "add", add_slowly)
+    await world.gateway("one", Asking())
+    assert (await world.ended(batch_id)).asked == {"large", "small"}
+    kinds = [json.loads(entry.fields[1])["kind"] for entry in await world.log.range(keys.batch_facts(batch_id))]
+    assert kinds.count("asked") == 2
+
+
 @pytest.mark.parametrize("outcome", ["cancelled", "expired"])
 async def test_what_is_done_is_kept(world: World, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_id = await world.batch(60)
@@ -382,6 +522,32 @@ async def test_a_batch_that_waits_ends_without_a_slot(
     state = await world.ended(waiting)
     assert (state.outcome, state.counts.failed, len(lines.ran)) == (outcome, 2, batch_runs.MAX_DRIVEN)
     assert len(await world.lines(state.error_file, "slow")) == 2
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a defect that only these meet"), Unavailable("a part is away")])
+@pytest.mark.parametrize("stops", [True, False])
+async def test_batches_that_fail_again_and_again_let_others_have_their_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch, stops: bool, failure: Exception
+) -> None:
+    monkeypatch.setattr(batch_runs, "MAX_ENDING", 2)
+    monkeypatch.setattr(batch_runs, "MAX_DRIVEN", 2)
+    failing = [await world.batch(1, tenant="a") for _ in range(3)]
+    good = await world.batch(2, tenant="a")
+    if stops:
+        for batch_id in (*failing, good):
+            await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    inputs = {(await world.batches.state(batch_id)).input_file for batch_id in failing}
+    find = world.files.find
+
+    async def find_some(file_id: str, tenant: str) -> Any:
+        if file_id in inputs:
+            raise failure
+        return await find(file_id, tenant)
+
+    monkeypatch.setattr(world.files, "find", find_some)
+    await world.gateway("one", Lines())
+    assert (await world.ended(good)).outcome == ("cancelled" if stops else "completed")
+    assert set(await world.batches.active()) == set(failing)
 
 
 def _expired(read: Any, batch_id: str) -> Any:

@@ -454,11 +454,13 @@ class _Left:
         self._jobs = jobs
         self._forgotten = forgotten
         self.cancelled: list[str] = []
+        self.searched: list[str] = []
 
     async def models(self) -> list[str]:
         return list(self._jobs)
 
     async def of_keys(self, model: str, keys: list[str], caller: Caller) -> list[str]:
+        self.searched.append(model)
         return [self._jobs[model][key] for key in keys if key in self._jobs[model]]
 
     async def cancel(self, job_id: str, caller: Caller) -> None:
@@ -497,6 +499,53 @@ async def test_jobs_of_a_model_that_is_not_served_are_found_too() -> None:
     lines, handler = left({"other": {"batch_1:3:0:line": "e"}, "another": {"batch_1:3:1:line": "f"}})
     await lines.cancel(run_of(), BatchLine(3, "id", {**CHAT, "model": "gone"}))
     assert sorted(handler.cancelled) == ["e", "f"]
+
+
+async def test_only_the_models_that_were_asked_are_searched() -> None:
+    """Whether they are served or not."""
+    jobs = {"batch_1:3:0:line": "e"}
+    lines, handler = left({"gone": dict(jobs), "m": dict(jobs), "large": {"batch_1:3:0:line": "f"}})
+    run = run_of()
+    run.state.asked = {"large"}
+    await lines.cancel(run, BatchLine(3, "id", {**CHAT, "model": "gone"}))
+    assert (handler.cancelled, handler.searched) == (["f"], ["large"])
+
+
+async def test_a_gateway_of_an_older_release_that_took_the_batch_over_named_no_model() -> None:
+    """During an upgrade: what it asked for has the keys of its release."""
+    lines, handler = left({"m": {"batch_1:3:0": "a", "batch_1:3:1:line": "b"}, "large": {"batch_1:3:0:line": "c"}})
+    run = run_of()
+    run.state.asked = {"large"}
+    await lines.cancel(run, BatchLine(3, "id", CHAT))
+    assert sorted(handler.cancelled) == ["a", "b", "c"]
+
+
+async def test_jobs_of_an_older_release_are_found_too() -> None:
+    lines, handler = left({"m": {"batch_1:3:0:parts": "a", "batch_1:3:1": "b"}})
+    await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
+    assert handler.cancelled == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_response", [True, False])
+async def test_the_model_of_a_job_is_named_before_the_job_is_there(is_response: bool) -> None:
+    happened: list[str] = []
+
+    class Noting(_Keyed):
+        async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+            happened.append("submitted")
+            return await super().submit_job(request, options)
+
+    async def will_ask(model: str) -> None:
+        happened.append(model)
+
+    handler = Noting([response()])
+    if is_response:
+        lines, _, run = responses_of(handler, "stream")
+    else:
+        lines, run = lines_of(handler, _Resumable("stream")), run_of()
+    run.will_ask = will_ask
+    assert (await lines.run(run, RESPONSE if is_response else LINE)).status == 200
+    assert happened == ["m", "submitted"]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,16 @@ def test_logprobs() -> None:
     assert read_chat(chat_body(read(top_logprobs=0), ())).top_logprobs is None
 
 
+def test_fields_that_a_chat_has_count() -> None:
+    said = {"stop": ["x"], "logit_bias": {"5": 1.0}, "top_k": 3, "min_tokens": 2, "structured_outputs": {"regex": "a"}}
+    request = read(**said, chat_template_kwargs={"plain": True})
+    assert ResponseRequest.of_note(request.note()) == request
+    chat = read_chat(chat_body(request, ()))
+    assert {name: chat.sampling[name] for name in said} == said
+    assert chat.template_arguments == {"plain": True}
+    assert read(tool_choice="auto") != read(tool_choice="none")
+
+
 def test_a_key_gives_a_seed() -> None:
     assert read().seeded("k") == read().seeded("k") != read().seeded("l")
     assert read().seeded("") == read()
@@ -138,6 +148,9 @@ def test_what_is_followed_later_streams() -> None:
         ({"metadata": {"a": 1}}, "metadata"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"instructions": 1}, "instructions"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"include": 1}, "include"),
         ({"include": False}, "include"),
         ({"user": "x" * 100_000}, "user"),

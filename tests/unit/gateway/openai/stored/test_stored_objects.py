@@ -10,7 +10,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import Unavailable
 from charonia.eventlog.port import START
 from gateway.openai.shapes.api_errors import ApiError
@@ -90,6 +90,23 @@ async def test_a_file_is_kept_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = await files.find(record.id, "a")
     assert kept.expires_s == record.expires_s + 3600
     assert await joined(files.content(kept)) == content
+
+
+async def test_the_stream_of_uploads_goes_some_time_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[bytes, int] = {}
+
+    class Log(MemoryLog):
+        async def keep_until(self, key: bytes, until_us: int) -> None:
+            assert await self.range(key), "only what is there gets a time"
+            kept[key] = until_us
+            await super().keep_until(key, until_us)
+
+    files = StoredFiles(Log())
+    writer = files.writer()
+    await writer.write(b"x")
+    before_us = wall_ns() // 1000
+    await files.end_upload(writer, "a", "in", "batch")
+    assert before_us + 60_000_000 < kept[keys.ending_files("a")] < before_us + 86_400_000_000
 
 
 async def test_what_was_not_ended_is_no_file() -> None:

@@ -15,7 +15,7 @@ import httpx2
 import jsonschema_rs
 import pytest
 from memory_log.log import MemoryLog
-from text_handler import BLOB
+from text_handler import BLOB, CANARY
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
@@ -283,6 +283,40 @@ async def test_the_key_of_a_response_stands_for_its_body(stored: Any, handler: A
     assert first[2] != again[2]
     assert other[1] != first[1]
     assert plain[:2] == ("", b"")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "none"}}}}, "text.format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"stop": [""]}, "stop"),
+        ({"top_k": -2}, "top_k"),
+        ({"logit_bias": {"300": 1}}, "logit_bias"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
+    ],
+)
+async def test_refusals_name_the_field_of_the_response(stored: Any, more: dict[str, Any], param: str) -> None:
+    _, client = stored
+    reply = await client.post("/v1/responses", json={"model": "says", "input": "a", **more})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_what_a_routing_rule_says_counts_for_responses_that_are_not_stored(stored: Any, handler: Any) -> None:
+    """Jobs get the present version."""
+    _, client = stored
+    asked: list[Any] = []
+
+    async def submit_job(request: Any, options: Any) -> Any:
+        asked.append(request)
+        raise ResourceExhausted("full")
+
+    handler.submit_job = submit_job
+    name, value = CANARY
+    body = {"model": "says", "input": "say a."}
+    for store in (False, True):
+        await client.post("/v1/responses", json={**body, "store": store}, headers={name.decode(): value.decode()})
+    assert [request.served.version for request in (*handler.requests, *asked)] == [2, 1]
 
 
 async def test_what_a_response_repeats_is_bounded(stored: Any) -> None:
