@@ -174,7 +174,7 @@ def test_a_dead_log_is_said_at_once_and_accepts_nothing(repository: Path, tmp_pa
         server.wait_ready()
         with load_on(server, 4) as load:
             load.more(6)
-            os.kill(log.pid, signal.SIGKILL)
+            log.kill()
             died_at = time.monotonic()
             until("readiness is false", lambda: not ready(server))
             assert time.monotonic() - died_at < 14.0, "a command that is not answered has 15 s"
