@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -31,6 +32,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# shells without job control have background commands ignore Ctrl-C, and processes inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _memory() -> str | None:
