@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import numpy.typing as npt
 
 from .datatypes import DataType
-from .errors import CharoniaError, InvalidArgument, Unsupported
+from .errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from .inference import InferenceRequest, Parameters
 from .tensors import Buffer, Tensor
 from .traces.contexts import Traced
@@ -284,6 +284,7 @@ class Timings:
     """What an execution spent on moving inputs to a device, on inference, and on moving outputs back, in ns.
 
     Statistics add them to what the executor spends on joining and packing. Without them all of it counts as inference.
+    Each is a whole number of 0 or more; a batch with others fails.
     """
 
     input_ns: int
@@ -303,6 +304,27 @@ class Outcome:
     arrays: Mapping[str, Array]
     timings: Timings | None = None
     failures: Mapping[int, CharoniaError] = field(default_factory=dict)
+
+
+_MAX_TIME_NS = 1 << 53
+"""104 days: longer than any execution, and far from the 64 bits that sums of times have."""
+
+
+def timings_of(outcome: Outcome) -> Timings | None:
+    """Return the times of an outcome. Raises `InternalError`, which fails its batch, where they cannot be counted."""
+    timings = outcome.timings
+    if timings is None:
+        return None
+    found = []
+    for name in ("input_ns", "infer_ns", "output_ns"):
+        value: Any = getattr(timings, name, None)
+        if not hasattr(value, "__index__") or not 0 <= value <= _MAX_TIME_NS:
+            raise InternalError(
+                f"the model gave {value!r} as '{name}' of its timings: times are whole numbers of nanoseconds, from 0 "
+                f"to {_MAX_TIME_NS}"
+            )
+        found.append(int(value))
+    return Timings(*found)
 
 
 @runtime_checkable

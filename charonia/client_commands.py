@@ -67,7 +67,8 @@ def parser() -> argparse.ArgumentParser:
             "--url",
             default="",
             metavar="URL",
-            help=f"http://, https://, grpc:// or grpcs:// (CHARONIA_URL, else {URL})",
+            help=f"http://, https://, grpc:// or grpcs://, or http+unix:///PATH or grpc+unix:///PATH of a Unix socket "
+            f"(CHARONIA_URL, else {URL})",
         )
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument(

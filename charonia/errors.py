@@ -28,7 +28,10 @@ from __future__ import annotations
 
 import errno
 from enum import IntEnum
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10, which processes of python models may have
 
 CANCELLED = "request was cancelled"
 DEADLINE_EXCEEDED = "request deadline exceeded"
@@ -213,7 +216,44 @@ def error_of_model(error: BaseException) -> CharoniaError:
     `InternalError` with its text, as Triton does for any. A model that waited in vain, or wanted more memory than there
     is, has failed: which of its requests would succeed later is not known.
     """
-    return error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
+    if not isinstance(error, CharoniaError):
+        return InternalError(escaped(f"{type(error).__name__}: {error}"))
+    return error if is_unicode(error.message) else CharoniaError.of(error.code, escaped(error.message))
+
+
+def escaped(text: str) -> str:
+    """Returns a text that can be sent (`is_unicode`), with escapes in place of halves of pairs of surrogates."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def is_unicode(text: str) -> bool:
+    """Returns whether a text can be sent: not with half of a pair of surrogates, as in names of files that are any
+    bytes.
+    """
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parameter_fault(key: object, value: object) -> str:
+    """Returns what keeps a response parameter from being sent, as words that follow "is"; "" where nothing does.
+
+    Records and the frames of model processes are msgpack, whose integers have 64 bits and whose texts are UTF-8.
+    """
+    if not isinstance(key, str) or not isinstance(value, (str, int, float)):
+        return f"a {type(value).__name__}: names are str, values str, int, bool or float"
+    if not is_unicode(key) or (isinstance(value, str) and not is_unicode(value)):
+        return "no Unicode text: names and values may not have half of a pair of surrogates"
+    if isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER:
+        return f"an int out of range: it may be from {_MIN_INTEGER} to {_MAX_INTEGER}"
+    return ""
+
+
+_MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 64) - 1
 
 
 def shed(error: CharoniaError) -> CharoniaError:

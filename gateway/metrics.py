@@ -141,6 +141,7 @@ class GatewayMetrics(Collector):
         self._settings = settings or MetricsSettings()
         self._latencies = Latencies(self._settings, caches=caches, joint=joint)
         self._catalog = catalog
+        catalog.listeners.append(self._changed)
         self._dataplane = dataplane
         self._jobs = jobs
         self._counts: dict[tuple[str, int], RequestCounts] = {}
@@ -162,6 +163,18 @@ class GatewayMetrics(Collector):
             found = self._counts[(model, version)] = RequestCounts()
         return found
 
+    def _changed(self, model: str) -> None:
+        """Forget the counts of a model's unloaded versions, as Triton does: loaded again, they begin at 0, whether or
+        not the page was read in between.
+        """
+        held = self._catalog.held(model)
+        self._forget([key for key in self._counts if key[0] == model and key[1] not in held])
+
+    def _forget(self, gone: Iterable[tuple[str, int]]) -> None:
+        for key in gone:
+            del self._counts[key]
+            self._latencies.drop(*key)
+
     def configure(self, served: ServedVersion) -> None:
         """Measure what this version's configuration enables."""
         if self._latencies.measures:
@@ -177,19 +190,17 @@ class GatewayMetrics(Collector):
         return tagged(self._collect(), self._tags)
 
     def _tags(self, model: str, version: int) -> Mapping[str, str]:
-        served = self._catalog.served(model).get(version)
+        served = self._catalog.held(model).get(version)
         return served.interface.metric_tags if served is not None else {}
 
     def _collect(self) -> Iterable[Metric]:
         success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
-        served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.served(m)]
-        for gone in self._counts.keys() - set(served):
-            del self._counts[gone]
-            self._latencies.drop(*gone)
+        served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.held(m)]
+        self._forget(self._counts.keys() - set(served))  # a new log has others
         for model, version in served:
             counts = self.counts(model, version)
             if counts.latencies is None:
-                self.configure(self._catalog.served(model)[version])
+                self.configure(self._catalog.held(model)[version])
             labels = [model, str(version)]
             success.add_metric(labels, counts.success)
             duration.add_metric(labels, counts.duration_ns // 1000)
@@ -256,7 +267,7 @@ class GatewayMetrics(Collector):
         families = CACHE_HITS, CACHE_MISSES, CACHE_HIT_DURATION, CACHE_MISS_DURATION
         hits, misses, hit_us, miss_us = (counter.family() for counter in families)
         for model, version in served:
-            if self._catalog.served(model)[version].config.response_cache.enable:
+            if self._catalog.held(model)[version].config.response_cache.enable:
                 counts, labels = self.counts(model, version), [model, str(version)]
                 hits.add_metric(labels, counts.cache_hits)
                 misses.add_metric(labels, counts.cache_misses)

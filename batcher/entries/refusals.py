@@ -4,7 +4,7 @@ their deadline (S7, S21, S24, R27), and poison requests, which become dead lette
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgpack
 
@@ -40,8 +40,17 @@ class Refusals:
         self._model = model
         self._gone = gone
         self._settled = settled
+        self._held: frozenset[int] = frozenset()
         self.unawaited: dict[tuple[int, str], int] = {}
         """Refused requests that no gateway counts, by version and reason (M1)."""
+
+    def follow(self, held: Iterable[int]) -> None:
+        """Keep the counts of the versions that were held and still are: one that is loaded again begins at 0, as in
+        Triton.
+        """
+        before, self._held = self._held, frozenset(held)
+        for key in [key for key in self.unawaited if key[0] not in before & self._held]:
+            del self.unawaited[key]
 
     async def settle(self, refused: Sequence[Refused]) -> None:
         """Repeat until the log has them."""

@@ -494,6 +494,7 @@ class OwnedModel:
             return
         if self._batcher.link is not None:
             self._batcher.link.reports[self.model].follow(self._on_report)
+        self._refusals.follow(versions)
         newest = versions[max(versions)] if versions else None
         if newest is None:
             self.facts.follow(False)

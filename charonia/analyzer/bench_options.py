@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from charonia.client.clients import SCHEMES, Address
 from charonia.errors import InvalidArgument
 
 from .send_schedule import CONSTANT, POISSON
@@ -84,7 +85,8 @@ def _add_server(group: Any) -> None:
     add = group.add_argument
     add("-m", "--model", default="", metavar="MODEL", help="the model; required")
     add("-x", "--model-version", default="", metavar="V", help="its version (the newest that is ready)")
-    add("-u", "--url", default="", metavar="URL", help="HOST:PORT, or http://, https://, grpc:// or grpcs:// "
+    add("-u", "--url", default="", metavar="URL", help="HOST:PORT, or http://, https://, grpc:// or grpcs://, "
+        "or http+unix:///PATH or grpc+unix:///PATH of a Unix socket "
         "(CHARONIA_URL, else localhost:8000, localhost:8001 with -i grpc)")  # fmt: skip
     add("-i", dest="protocol", default="", type=str.lower, metavar="PROTOCOL", help="http or grpc (http)")
     add("-H", "--header", action="append", default=[], metavar="NAME:VALUE", help="send this header; repeatable")
@@ -264,9 +266,9 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
         _refuse(f"-i is http or grpc, not '{words.protocol}'")
     url = words.url or default_url
     scheme, mark, _ = url.partition("://")
-    if mark and scheme not in ("http", "https", "grpc", "grpcs"):
+    if mark and scheme not in SCHEMES:
         _refuse(f"'{url}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
-    is_grpc = words.protocol == "grpc" or (not words.protocol and scheme in ("grpc", "grpcs"))
+    is_grpc = words.protocol == "grpc" or bool(not words.protocol and mark and scheme.startswith("grpc"))
     if mark and words.protocol and (words.protocol == "grpc") != scheme.startswith("grpc"):
         _refuse(f"-i {words.protocol} does not fit the URL '{url}'")
     if not url:
@@ -274,6 +276,7 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
     if "://" not in url:
         secure = str(words.ssl_grpc_use_ssl).lower() in ("true", "1")
         url = f"{('grpcs' if secure else 'grpc') if is_grpc else 'http'}://{url}"
+    Address(url)  # raises for one that names no server
     return url, is_grpc
 
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from charonia.client import Client, RetryPolicy, SharedRegion, Tls
+from charonia.client.clients import Address
 from charonia.client.results import region_parameters
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
@@ -202,9 +203,10 @@ def _plan(options: BenchOptions, view: ModelView, client: Client, stack: ExitSta
         tuple(tuple(_sent(tensor, place(tensor)) for tensor in tensors) for tensors in stream) for stream in requests
     )
     parts = urlsplit(options.url)
+    authority = parts.netloc if parts.port else f"{parts.netloc}:{_port(options)}"
     words = options.words
     return RequestPlan(
-        view.name, view.version, parts.netloc if parts.port else f"{parts.netloc}:{_port(options)}",
+        view.name, view.version, "localhost" if Address(options.url).socket else authority,
         parts.scheme in ("https", "grpcs"), options.headers, steps, options.parameters, outputs,
         words.input_tensor_format == "json", words.output_tensor_format == "json", words.grpc_compression_algorithm,
         words.streaming, view.decoupled,
@@ -286,7 +288,8 @@ def _setup(options: BenchOptions, view: ModelView, plan: RequestPlan, number: in
     return {
         "plan": plan.packed(), "number": number, "workers": processes, "seed": words.seed, "is_grpc": options.is_grpc,
         "lanes": _shares(words.num_of_sequences, processes)[number] if view.sequences else _LANES_AT_FIRST,
-        "host": urlsplit(options.url).hostname, "port": _port(options), "tls": tls, "sequences": sequences,
+        "host": urlsplit(options.url).hostname, "port": _port(options), "socket": Address(options.url).socket,
+        "tls": tls, "sequences": sequences,
     }  # fmt: skip
 
 

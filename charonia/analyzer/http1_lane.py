@@ -21,15 +21,19 @@ _ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a server is; `context` is None without TLS."""
+    """Where a server is; `context` is None without TLS, `socket` the path of a Unix socket in the place of a port."""
 
     host: str
     port: int
     context: ssl.SSLContext | None = None
+    socket: str = ""
 
     async def connect(self, lane: asyncio.Protocol) -> None:
         """Connects a protocol. Raises `OSError`."""
         loop = asyncio.get_running_loop()
+        if self.socket:
+            await loop.create_unix_connection(lambda: lane, self.socket)
+            return
         hostname = self.host if self.context is not None else None
         transport, _ = await loop.create_connection(
             lambda: lane, self.host, self.port, ssl=self.context, server_hostname=hostname

@@ -43,7 +43,9 @@ class _Worker:
         self._number, self._workers, self._seed = setup["number"], setup["workers"], setup["seed"]
         self._lanes = setup["lanes"]
         self._plan = plan
-        self._destination = Destination(setup["host"], setup["port"], _context(setup["tls"], setup["is_grpc"]))
+        self._destination = Destination(
+            setup["host"], setup["port"], _context(setup["tls"], setup["is_grpc"]), setup["socket"]
+        )
         self._connections: list[Http2Connection] = []
         self._made = 0
         steps = [len(stream) for stream in plan.steps]

@@ -74,7 +74,7 @@ class AsyncClient(Connecting):
             return AsyncGrpcTransport(address.target, address.scheme == "grpcs", self._headers, self._tls)
         from .http_transport import AsyncHttpTransport
 
-        return AsyncHttpTransport(address.url, self._connections, self._headers, self._tls)
+        return AsyncHttpTransport(address.url, address.socket, self._connections, self._headers, self._tls)
 
     async def infer(self, model: str, inputs: Inputs, **options: Unpack[InferenceOptions]) -> Result:
         """As `Client.infer`."""

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Generator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from charonia.errors import CharoniaError, InvalidArgument
 
@@ -22,24 +22,40 @@ from .shared_region import SharedRegion
 
 T = TypeVar("T")
 
-_SCHEMES = ("http", "https", "grpc", "grpcs")
+SCHEMES = ("http", "https", "grpc", "grpcs", "http+unix", "grpc+unix")
+_ON_SOCKETS = "+unix"
 _PORTS = {"grpc": 8001, "grpcs": 8001}
 ANSWER_WITHIN_S = 30.0
 """For calls that no model computes for."""
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class _Address:
-    """A server's URL: `http://`, `https://`, `grpc://` or `grpcs://`; without a scheme HTTP."""
+class Address:
+    """A server's URL: `http://`, `https://`, `grpc://` or `grpcs://`; without a scheme HTTP. `http+unix:///PATH` and
+    `grpc+unix:///PATH` are Unix sockets, whose path is `socket`.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url if "://" in url else f"http://{url}"
-        parts = urlsplit(self.url)
+        self.socket = ""
+        try:
+            parts = urlsplit(self.url)
+            port, host = parts.port, parts.hostname
+        except ValueError as error:  # a port that is no number, brackets without an IPv6 address
+            raise InvalidArgument(f"'{url}' is no server: {error}") from None
         self.scheme = parts.scheme
-        if parts.scheme not in _SCHEMES or not parts.hostname:
+        if self.scheme == "unix":
+            raise InvalidArgument(f"'{url}' names no protocol: write http+unix:///PATH or grpc+unix:///PATH")
+        self.is_grpc = self.scheme.startswith("grpc")
+        if self.scheme in SCHEMES and self.scheme.endswith(_ON_SOCKETS):
+            self.socket = unquote(self.url.partition("://")[2])
+            if not self.socket.startswith("/") or self.socket.endswith("/") or "\0" in self.socket:
+                raise InvalidArgument(f"'{url}' names no Unix socket: write {self.scheme}:///PATH")
+            self.target = f"unix:{quote(self.socket)}"
+            return
+        if self.scheme not in SCHEMES or not host:
             raise InvalidArgument(f"'{url}' is no server: write http://HOST:PORT or grpc://HOST:PORT")
-        self.is_grpc = parts.scheme in _PORTS
-        self.target = parts.netloc if parts.port else f"{parts.netloc}:{_PORTS.get(parts.scheme, 8000)}"
+        self.target = parts.netloc if port else f"{parts.netloc}:{_PORTS.get(self.scheme, 8000)}"
 
     def form(self) -> Form:
         if self.is_grpc:
@@ -78,7 +94,7 @@ class Connecting:
 
         Nothing is sent yet. Raises `InvalidArgument` for a URL that names no server.
         """
-        self._address = _Address(url)
+        self._address = Address(url)
         self.url = self._address.url
         self.is_grpc = self._address.is_grpc
         self._headers = dict(headers)
@@ -165,7 +181,7 @@ class Client(Connecting):
             return GrpcTransport(address.target, address.scheme == "grpcs", self._headers, self._tls)
         from .http_transport import HttpTransport
 
-        return HttpTransport(address.url, self._connections, self._headers, self._tls)
+        return HttpTransport(address.url, address.socket, self._connections, self._headers, self._tls)
 
     def infer(self, model: str, inputs: Inputs, **options: Unpack[InferenceOptions]) -> Result:
         """The answer to an inference; `InferenceOptions` says what else it may ask.

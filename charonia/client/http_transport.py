@@ -22,9 +22,10 @@ CONNECT_WITHIN_S = 5.0
 _PIECE_BYTES = 256 * 1024
 
 
-def _options(url: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> dict[str, Any]:
+def _options(url: str, path: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> dict[str, Any]:
+    """Options of a client; `path` is that of a Unix socket in the place of the URL's host, "" without one."""
     return {
-        "base_url": url,
+        "base_url": "http://localhost" if path else url,
         # Tensors hardly shrink, and a server that compresses them is busy for a long time.
         "headers": {"user-agent": "charonia-client", "accept-encoding": "identity", **headers},
         "limits": httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
@@ -129,14 +130,22 @@ class _BoundBackend(httpcore2.SyncBackend):
         made = super().connect_tcp(host, port, self._deadline.bound(timeout), local_address, socket_options)
         return _BoundStream(made, self._deadline)
 
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore2.NetworkStream:
+        made = super().connect_unix_socket(path, self._deadline.bound(timeout), socket_options)
+        return _BoundStream(made, self._deadline)
+
 
 class HttpTransport:
     """Blocking; may be used from several threads."""
 
-    def __init__(self, url: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> None:
-        options = _options(url, connections, headers, tls)
+    def __init__(self, url: str, path: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> None:
+        options = _options(url, path, connections, headers, tls)
         self._deadline = _Deadline()
-        transport = httpx2.HTTPTransport(verify=options["verify"], limits=options["limits"], trust_env=False)
+        transport = httpx2.HTTPTransport(
+            verify=options["verify"], limits=options["limits"], trust_env=False, uds=path or None
+        )
         transport._pool._network_backend = _BoundBackend(self._deadline)  # httpx2 has no option for it
         self._client = httpx2.Client(**options, transport=transport)
 
@@ -185,8 +194,12 @@ class HttpTransport:
 class AsyncHttpTransport:
     """For one event loop."""
 
-    def __init__(self, url: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> None:
-        self._client = httpx2.AsyncClient(**_options(url, connections, headers, tls))
+    def __init__(self, url: str, path: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> None:
+        options = _options(url, path, connections, headers, tls)
+        transport = httpx2.AsyncHTTPTransport(
+            verify=options["verify"], limits=options["limits"], trust_env=False, uds=path or None
+        )
+        self._client = httpx2.AsyncClient(**options, transport=transport)
 
     async def exchange(self, call: HttpCall, timeout_s: float | None, headers: Mapping[str, str]) -> HttpAnswer:
         try:

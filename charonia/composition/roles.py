@@ -27,6 +27,7 @@ from charonia.offload.time_slices import LOOP_SLICE_NS, set_time_slice
 from charonia.options.cache_options import cache_options
 from charonia.options.role_settings import (
     batcher_settings,
+    check_role,
     executor_settings,
     gateway_settings,
     log_settings,
@@ -59,6 +60,8 @@ def run_role(role: str, values: Values) -> int:
     failpoints.activate(values["fail_points"])
     if not values["log_url"]:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
+    if values["report_fd"] < 0:  # serve has checked those of its parts
+        check_role(role, values)
     keeper = HeartbeatProcess.fork(keeper_terms(values))  # before there are threads
     set_time_slice(LOOP_SLICE_NS, inherited=False)
     try:

@@ -24,6 +24,7 @@ from charonia.eventlog.embedded import SharedProcessor, short_directory
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
+from charonia.options.role_settings import check_settings, restricted_groups
 from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.tasks import Tasks
 from executors.repository.remote.store import is_remote, parse
@@ -76,6 +77,7 @@ class Supervisor:
 
     async def run(self) -> int:
         _check_repositories(self._values["model_repository"])
+        _check_values(self._values)
         lock = self._state.lock()
         self._state.clear()  # of one that was killed: others may listen where it did
         self._listen_to_signals()
@@ -150,19 +152,11 @@ class Supervisor:
 
     def _start_children(self) -> None:
         values = self._part_values()
-        executors = values["executors"]
-        if executors < 1:
-            raise StartupError(f"--executors must be at least 1, got {executors}")
-        batcher = values["batcher"]
-        if batcher not in ("auto", "separate", "colocated"):
-            raise StartupError(f"--batcher must be auto, separate or colocated, got '{batcher}'")
-        if batcher == "colocated" and executors > 1:
-            raise StartupError("--batcher colocated needs --executors 1: several executors share one batcher process")
-        colocated = batcher != "separate" and executors == 1
+        colocated = _is_colocated(values)
         self._add_gateways(values)
         if not colocated:
             self._add(BATCHER, BATCHER, values)
-        for _ in range(executors):
+        for _ in range(values["executors"]):
             self._add(EXECUTOR, "executor+batcher" if colocated else EXECUTOR, {**values, "with_batcher": colocated})
         self._start_all(values)
 
@@ -190,9 +184,6 @@ class Supervisor:
         """The file of secrets to sign with; made once when none is configured."""
         configured: str = self._values["webhook_secrets"]
         if configured:
-            from gateway.webhooks.keyring import Keyring
-
-            Keyring(configured)
             return str(Path(configured).absolute())
         return self._state.make_webhook_secret()
 
@@ -466,6 +457,36 @@ def _check_repositories(paths: tuple[str, ...]) -> None:
             parse(path)
         elif not path or not Path(path).is_dir():
             raise StartupError(f"model repository '{path}' is not a directory")
+
+
+def _is_colocated(values: Values) -> bool:
+    """Whether the batcher runs in the executor's process. Raises `StartupError` for what cannot be."""
+    executors, batcher = values["executors"], values["batcher"]
+    if executors < 1:
+        raise StartupError(f"--executors must be at least 1, got {executors}")
+    if batcher not in ("auto", "separate", "colocated"):
+        raise StartupError(f"--batcher must be auto, separate or colocated, got '{batcher}'")
+    if batcher == "colocated" and executors > 1:
+        raise StartupError("--batcher colocated needs --executors 1: several executors share one batcher process")
+    return bool(batcher != "separate" and executors == 1)
+
+
+def _check_values(values: Values) -> None:
+    """Refuse, before anything is started, what one of the parts would refuse. Raises `StartupError`."""
+    _is_colocated(values)
+    check_settings(values)
+    for front, word in (("http", "api"), ("grpc", "protocol")):
+        option, pattern = f"{front}-restricted-{word}", f"{front}-header-forward-pattern"
+        entries, written = values[option.replace("-", "_")], values[pattern.replace("-", "_")]
+        if entries or written:
+            from gateway.access.restrictions import HeaderForwarding, Restrictions
+
+            Restrictions(restricted_groups(option, entries), StartupError, word=word)
+            HeaderForwarding(written, f"--{pattern}")
+    if values["allow_webhooks"] and values["webhook_secrets"]:
+        from gateway.webhooks.keyring import Keyring
+
+        Keyring(values["webhook_secrets"])
 
 
 def reachable(where: str) -> str:

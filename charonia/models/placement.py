@@ -13,9 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from charonia.errors import InvalidArgument
-from protos.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from protos.model_config_pb2 import ModelConfig
 
 POOL = "charonia.pool"
 REQUIRE = "charonia.require"

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from .settings import (
 )
 from .table import PINNED_POOL_BYTES
 from .trace_options import trace_options
-from .values import Values
+from .values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, parse, render
 
 _log = logging.getLogger(__name__)
 
@@ -404,3 +404,28 @@ def size_bytes(option: str, text: str) -> int:
     if size < 1:
         raise StartupError(f"{option} must be a size like 4GiB or 536870912, got '{text}'")
     return size
+
+
+_OF_ROLES: dict[str, Callable[[Values], object]] = {
+    GATEWAY: gateway_settings,
+    BATCHER: batcher_settings,
+    EXECUTOR: executor_settings,
+    WEBHOOKS: webhook_settings,
+}
+
+
+def check_role(role: str, values: Values) -> None:
+    """Make the settings of a part, as it does itself later, but without their warnings. Raises `StartupError`."""
+    warns = logging.getLogger(__package__)
+    level = warns.level
+    warns.setLevel(logging.ERROR)
+    try:
+        _OF_ROLES[role](values)
+    finally:
+        warns.setLevel(level)
+
+
+def check_settings(values: Values) -> None:
+    """Check the values of `serve` as each part that it starts will. Raises `StartupError`."""
+    for role in (GATEWAY, BATCHER, EXECUTOR):
+        check_role(role, parse(role, render(role, values, os.environ), {}, {}))

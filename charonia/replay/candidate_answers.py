@@ -26,6 +26,7 @@ _LARGE_BYTES = 65_536
 _GIVE_UP_AFTER = 10
 """So many requests in a row without an answer: there is no candidate to ask."""
 NO_ANSWERS = "not asked: the candidate did not answer the requests before"
+INTERRUPTED = "not answered: the replay was interrupted"
 
 NOT_THE_MODELS = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED})
 """Errors of servers that cannot be reached or have too much to do, which say nothing about a model."""
@@ -130,6 +131,7 @@ class Replay:
         self._on_done = on_done
         self._unanswered = 0
         """In a row."""
+        self._done: set[bytes] = set()
 
     async def run(self, lines: Sequence[Line], pace: Pace) -> None:
         """Ask all requests. Raises what the log raises, and the error of a caller that the server does not let in."""
@@ -155,7 +157,15 @@ class Replay:
                 else:
                     await turns.turn()
                     gap = await self._replay(one)
+                self._done.add(one.id)
                 self._on_done()
+
+    def interrupted(self, lines: Sequence[Line]) -> None:
+        """Count the requests that had no outcome when `run` was cancelled."""
+        for line in lines:
+            for one in line:
+                if one.id not in self._done:
+                    self._report.unanswered(one, INTERRUPTED)
 
     async def _replay(self, one: Recorded) -> str:
         """Ask one request; returns why those behind it in its sequence cannot be asked, "" if they can."""

@@ -9,8 +9,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,9 @@ _ATTEMPTS = 4
 _FAR_US = 2**53
 _MOST = 10_000_000
 _PAGE = 64
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as shells have it."""
 _READ_AT_ONCE = 8
 """Recordings, of megabytes each: the log must not be kept from its work."""
 _PROGRESS_S = 1.0
@@ -110,10 +115,49 @@ async def _run(
                 return await answers_of_job(log, model, job_id)
 
             replay = Replay(candidate.ask, fetch, report, tolerances, progress.done, of_job=of_job)
-            await replay.run(lines.lines, pace)
+            replaying = asyncio.ensure_future(replay.run(lines.lines, pace))
+            with _cancelled_by_signals(replaying):
+                await asyncio.wait([replaying])
+            if replaying.cancelled():
+                if not report.compared:
+                    _complain("interrupted before an answer was compared: there is no report")
+                    return _INTERRUPTED
+                _complain(f"interrupted: the report is of the {report.compared} requests that were compared before")
+                replay.interrupted(lines.lines)
+            else:
+                await replaying
         document = report.document() | {"recorded_model": model, "seconds": progress.seconds}
         sys.stdout.write(json.dumps(document) + "\n" if options.json else report_text(document))
         return report.verdict
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals(work: asyncio.Future[None]) -> Iterator[None]:
+    """Within it the first Ctrl-C cancels the work, and so do SIGTERM and a terminal that is gone, unless they are
+    ignored, as with nohup.
+    """
+    loop = asyncio.get_running_loop()
+    ours: list[signal.Signals] = []
+
+    def cancel() -> None:
+        while ours:  # the next signal ends the command at once
+            loop.remove_signal_handler(ours.pop())
+        work.cancel()
+
+    if threading.current_thread() is threading.main_thread():
+        ours += [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in ours:
+        loop.add_signal_handler(number, cancel)
+    try:
+        yield
+    finally:
+        for number in ours:
+            loop.remove_signal_handler(number)
+
+
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"charonia replay: {sentence}\n")
+    sys.stderr.flush()
 
 
 @asynccontextmanager
@@ -306,7 +350,4 @@ class _Progress:
         now_ns = monotonic_ns()
         if now_ns - self._said_ns >= _PROGRESS_S * 1e9:
             self._said_ns = now_ns
-            sys.stderr.write(
-                f"charonia replay: {self._done} of {self._requests} requests, {self._report.different} differ\n"
-            )
-            sys.stderr.flush()
+            _complain(f"{self._done} of {self._requests} requests, {self._report.different} differ")

@@ -60,7 +60,8 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
 def _add_candidate(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--to", default="", metavar="MODEL:VERSION", help="the version to ask; it must be ready")
-    add("--url", default="", metavar="URL", help="of its server: http://, https://, grpc:// or grpcs:// (CHARONIA_URL)")
+    add("--url", default="", metavar="URL", help="of its server: http://, https://, grpc:// or grpcs://, "
+        "or http+unix:///PATH or grpc+unix:///PATH of a Unix socket (CHARONIA_URL)")  # fmt: skip
     add("--header", action="append", default=[], metavar="'NAME: VALUE'", help="send this header; repeatable")
     add("--ca-file", default="", metavar="FILE", help="trust these authorities (PEM)")
     add("--concurrency", type=positive, default=4, metavar="N", help="requests at a time (4)")

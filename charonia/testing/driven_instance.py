@@ -27,6 +27,7 @@ from charonia.backend import (
     RequestInstance,
     StreamingInstance,
     SubmittingInstance,
+    timings_of,
 )
 from charonia.errors import CharoniaError, InternalError, error_of_model
 from charonia.exchange.exchanging_instance import with_wanted_memory
@@ -206,6 +207,10 @@ class DrivenInstance:
         except Exception as error:
             return error
         if isinstance(results, Outcome):
+            try:
+                timings_of(results)
+            except CharoniaError as error:
+                return error
             require(
                 all(isinstance(error, CharoniaError) for error in results.failures.values()),
                 "the error of a row that failed must be a CharoniaError",
@@ -246,6 +251,7 @@ def _execute_sized(
         padded = {name: np.concatenate([array, np.repeat(array[-1:], added, 0)]) for name, array in cut.items()}
         found = execute(padded, names)
         outcome = found if isinstance(found, Outcome) else Outcome(found)
+        timings_of(outcome)
         failures.update({start + row: error for row, error in outcome.failures.items() if row < count})
         for name, array in outcome.arrays.items():
             arrays.setdefault(name, []).append(array[:count])

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from charonia.backend import Array
 from charonia.datatypes import DataType
-from charonia.errors import InternalError, InvalidArgument
+from charonia.errors import InternalError, InvalidArgument, parameter_fault
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.models.interface import ModelInterface, TensorSpec, translate
 from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
@@ -200,11 +200,8 @@ def check_parameters(model: str, parameters: Any) -> None:
     if not isinstance(parameters, dict):
         raise InternalError(f"model '{model}' gave a {type(parameters).__name__} as response parameters, not a dict")
     for key, value in parameters.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise InternalError(
-                f"response parameter {key!r} of model '{model}' is a {type(value).__name__}: names are str, values "
-                "str, int, bool or float"
-            )
+        if fault := parameter_fault(key, value):
+            raise InternalError(f"response parameter {key!r} of model '{model}' is {fault}")
 
 
 def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from charonia.backend import (
     Outcome,
     RequestInstance,
     Timings,
+    timings_of,
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable, error_of_model
@@ -231,7 +232,7 @@ class Batch:
                 results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
             if isinstance(results, Outcome):
-                timings = results.timings
+                timings = timings_of(results)
                 run, results = self._without_failed(run, results)
                 if not run:
                     return
@@ -420,11 +421,10 @@ class Batch:
                 tensors = request_outputs(self.interface, plan, response.outputs)
                 if response.parameters:
                     check_parameters(self._model, response.parameters)
-            except CharoniaError as error:
-                self.fail([index], error, BACKEND)
+                self.executed.answers[index] = self._pack(self.records[index], tensors, response.parameters)
+            except Exception as error:  # a plug-in may give anything
+                self.fail([index], self._error_of(error), BACKEND)
                 continue
-            record = self.records[index]
-            self.executed.answers[index] = self._pack(record, tensors, response.parameters)
             if self._is_in_bounds(index):
                 succeeded.append(index)
         return succeeded

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from charonia.backend import Array, BatchInstance, Outcome, Timings
+from charonia.backend import Array, BatchInstance, Outcome, Timings, timings_of
 from charonia.errors import CharoniaError
 
 
@@ -55,7 +55,7 @@ def _execute_part(
     outcome = found if isinstance(found, Outcome) else Outcome(found)
     kept = {name: array[:rows] if len(array) == size else array for name, array in outcome.arrays.items()}
     failures: dict[int, CharoniaError] = {row: error for row, error in outcome.failures.items() if row < rows}
-    return Outcome(kept, outcome.timings, failures)
+    return Outcome(kept, timings_of(outcome), failures)
 
 
 def _sum(timings: Sequence[Timings]) -> Timings:

@@ -26,6 +26,7 @@ from charonia.backend import (
     Outcome,
     RequestColumns,
     RequestInstance,
+    timings_of,
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
@@ -284,7 +285,7 @@ class WaveBatch:
                 if results.failures:
                     self._run_singly(instance, workspace, run)
                     return
-                timings = results.timings
+                timings = timings_of(results)
                 results = results.arrays
             infer_ns = inferred - joined if timings is None else timings.infer_ns
             form = _form(plan, waves[0].count, results) if len(run) == 1 else None

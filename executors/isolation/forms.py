@@ -46,6 +46,7 @@ from charonia.backend import (
     Outcome,
     TensorSignature,
     Timings,
+    timings_of,
 )
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
@@ -185,7 +186,7 @@ def outcome_content(found: Mapping[str, Array] | Outcome) -> tuple[Mapping[str, 
             raise InternalError(f"the model gave a {type(array).__name__} as output '{name}', not an array")
     if not isinstance(found, Outcome):
         return found, [None, []]
-    times = found.timings
+    times = timings_of(found)
     spent = None if times is None else [times.input_ns, times.infer_ns, times.output_ns]
     return found.arrays, [spent, [[row, int(error.code), error.message] for row, error in found.failures.items()]]
 

@@ -361,8 +361,8 @@ class StreamedBatch:
                     return False
                 response = None
             record = self._packed(one, response, final=final)
-        except CharoniaError as error:
-            one.error = error
+        except Exception as failure:  # a plug-in may give anything
+            one.error = error = error_of_model(failure)
             record = self._failure(one, error, final=final)
         if one.response_index < len(one.accepted) and not self._agrees(one, response, final=final):
             self._end_disagreeing(one)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from charonia.errors import InvalidArgument, StartupError
-from charonia.inference import Parameters
+
+if TYPE_CHECKING:
+    from charonia.inference import Parameters
 
 GROUPS = (
     "health",

@@ -23,7 +23,7 @@ from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 
 from .api_calls import ApiCall, RouteTable
-from .shapes.api_errors import ApiError
+from .shapes.api_errors import ApiError, long_field
 from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
 from .text_metrics import TextCounts
 from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, too_long
@@ -63,7 +63,8 @@ class EmbeddingEndpoint:
             return await self._by_requests(wanted, model, caller, adjust)
         name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
-        texts, tokens = await self._texts(wanted, tools)
+        with long_field("input"):
+            texts, tokens = await self._texts(wanted, tools)
         with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
             vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller, adjust)
         return embedding_document(wanted, vectors, tokens)

@@ -11,7 +11,7 @@ import uuid
 from charonia.generation.tool_calls import call_reader
 
 from .api_calls import ApiCall, RouteTable
-from .shapes.api_errors import ApiError, json_bytes
+from .shapes.api_errors import ApiError, json_bytes, long_field
 from .shapes.forced_calls import reader_of
 from .shapes.message_shapes import Event, MessageAnswer, read_messages_request
 from .text_serving import TextServing
@@ -25,7 +25,8 @@ def add_messages(routes: RouteTable, serving: TextServing) -> None:
 
     async def messages(call: ApiCall) -> None:
         chat = read_messages_request(await call.json())
-        prepared = await serving.prepare_chat(chat, call.caller, call.asked)
+        with long_field("messages"):
+            prepared = await serving.prepare_chat(chat, call.caller, call.asked)
         call.headers_of_reply += serving.token_headers(prepared, call.caller)
         choice = chat.tool_choice
         reader = call_reader(prepared.tool_format) if choice.mode == "auto" else reader_of(choice)
@@ -47,7 +48,8 @@ def add_messages(routes: RouteTable, serving: TextServing) -> None:
         tools = await serving.models.tools(serving.models.find(chat.model, call.asked))
         if tools is None:
             raise ApiError(f"The model '{chat.model}' has no tokenizer here", param="model")
-        tokens = await serving.models.encode(tools, await serving.models.render(tools, chat), special=False)
+        with long_field("messages"):
+            tokens = await serving.models.encode(tools, await serving.models.render(tools, chat), special=False)
         await call.reply({"input_tokens": len(tokens)})
 
     routes.add("POST", MESSAGES, messages)

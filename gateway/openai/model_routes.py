@@ -21,7 +21,7 @@ from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_sch
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 
 from .api_calls import ApiCall, OpenAiContext, RouteTable
-from .shapes.api_errors import ApiError, json_bytes
+from .shapes.api_errors import ApiError, json_bytes, long_field
 from .shapes.chat_shapes import read_chat
 from .shapes.sampling_fields import flag, text, token_ids
 from .text_models import Asked, TextModel, TextModels, TextTools
@@ -112,7 +112,8 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
         else:
             prompt = _prompt(body)
             special = flag(body, "add_special_tokens", True)
-        tokens = await models.encode(tools, prompt, special=special)
+        with long_field("prompt" if body.get("messages") is None else "messages"):
+            tokens = await models.encode(tools, prompt, special=special)
         strings = [tools.tokenizer.token_text(token) for token in tokens] if flag(body, "return_token_strs") else None
         await call.reply(
             {"count": len(tokens), "max_model_len": tools.context, "tokens": tokens, "token_strs": strings}

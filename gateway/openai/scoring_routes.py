@@ -28,7 +28,7 @@ from .embedding_routes import (
     refuse_adapter,
     texts_to_vector,
 )
-from .shapes.api_errors import ApiError
+from .shapes.api_errors import ApiError, long_field
 from .shapes.embedding_shapes import Vector
 from .shapes.scoring_shapes import read_rerank, read_score, rerank_document, score_document
 from .text_metrics import TextCounts
@@ -65,7 +65,8 @@ class Scoring:
         text, vector = ("", "") if scores else _embedding_tensors(model)
         if scores:
             self._check_size(pairs, "query" if endpoint == RERANK else "text_1")
-        tokens = await self._tokens(model, pairs, together=scores)
+        with long_field("documents" if endpoint == RERANK else "text_2"):
+            tokens = await self._tokens(model, pairs, together=scores)
         with self._counts.call(endpoint, model.name, caller.tenant, tokens):
             if scores:
                 items = [{QUERY: query, DOCUMENT: document} for query, document in pairs]

@@ -18,7 +18,7 @@ from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
 from .shapes import known_fields
-from .shapes.api_errors import ApiError, json_bytes
+from .shapes.api_errors import ApiError, json_bytes, long_field
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
 from .shapes.known_fields import refuse_unknown
@@ -45,7 +45,8 @@ class TextEndpoints:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""
         refuse_unknown(body, known_fields.CHAT)
         chat = read_chat(body)
-        prepared = await self._serving.prepare_chat(chat, caller, asked)
+        with long_field("messages"):
+            prepared = await self._serving.prepare_chat(chat, caller, asked)
         reader = partial(call_reader, prepared.tool_format)
         answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared), reader)
         answer.prompt_tokens = prepared.prompt_tokens
@@ -58,7 +59,8 @@ class TextEndpoints:
         """The requests of a completion's body, and what writes their answer. Raises `ApiError`."""
         refuse_unknown(body, known_fields.COMPLETION)
         wanted = read_completion(body)
-        prepared = await self._serving.prepare_completion(wanted, caller, asked)
+        with long_field("prompt"):
+            prepared = await self._serving.prepare_completion(wanted, caller, asked)
         answer = CompletionAnswer(
             wanted, _new_id("cmpl-"), _now_s(), _bytes_of(prepared), prepared.prompts, prepared.prompt_ids
         )

@@ -43,9 +43,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a server's Unix sockets."""
+    return tmp_path_factory.mktemp("sockets")
+
+
+@pytest.fixture(scope="module")
+def two(models: Path, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of two gateways, each a process of its own."""
-    with serving(models, tmp_path_factory.mktemp("two"), "--gateways=2", "--allow-client-shm=true") as running:
+    flags = ["--gateways=2", "--allow-client-shm=true", *(f"--{kind}-socket={sockets}/{kind}.sock" for kind in KINDS)]
+    with serving(models, tmp_path_factory.mktemp("two"), *flags) as running:
         yield running
 
 
@@ -215,6 +222,25 @@ def test_commands_that_ask(kind: str, two: Server, tmp_path: Path) -> None:
     said = Said(two, "infer", "double", "--input", "INPUT0=[1]", kind=kind)
     assert (said.code, said.out) == (1, "")
     assert said.error.startswith("charonia: input 'INPUT0' of shape [-1, 4] cannot be '[1]'")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("two")
+def test_commands_ask_over_a_unix_socket(kind: str, sockets: Path) -> None:
+    url = f"{kind}+unix://{sockets}/{kind}.sock"
+
+    def said(*words: str) -> str:
+        return subprocess.run(
+            [CHARONIA, *words, "--url", url], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    assert "ready (triton" in said("health")
+    assert "squares" in said("models")
+    assert said("infer", "double", "--input", "INPUT0=[1, 2, 3, 4]").splitlines()[-1] == "[[2. 4. 6. 8.]]"
+    found = json.loads(said("bench", "-m", "double", "--request-count", "20", "--concurrency-range", "2", "--json"))
+    assert found["url"] == url
+    assert found["levels"][0]["requests"] >= 20
+    assert found["levels"][0]["errors"] == {}
 
 
 def test_commands_about_jobs(two: Server) -> None:

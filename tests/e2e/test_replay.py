@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -114,6 +115,29 @@ def replay(server: Any, capsys: pytest.CaptureFixture[str]) -> Asking:
     return run
 
 
+def interrupted(server: Any, number: int, *words: str) -> tuple[int, Any, str]:
+    """Sends a signal to `charonia replay` once it has said how far it is: the exit code, the JSON, its last words."""
+    program = str(Path(sys.executable).parent / "charonia")
+    command = [
+        program,
+        "replay",
+        "--from=journal",
+        "--json",
+        *words,
+        f"--log-url={server.log_url}",
+        f"--url={server.http}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            # zeros are the same times any factor, and the first ones differ from no candidate
+            if " of 40 requests, " in line and (words[0].endswith("2") or " 0 differ" not in line):
+                break
+        running.send_signal(number)
+        printed, said = running.communicate(timeout=60)
+    return running.returncode, json.loads(printed), said.splitlines()[-1]
+
+
 def recorded(server: Any, model: str, count: int) -> None:
     line = f'charonia_recorded_requests_total{{model="{model}",result="recorded"}} {count}'
     until(f"{count} requests of {model} are recorded", lambda: line in server.scrape().splitlines())
@@ -145,6 +169,13 @@ def test_a_candidate_is_released_by_its_answers(server: Any, replay: Asking) -> 
     assert {one["request_id"] for one in different["worst"]} <= {f"{k}-{n}" for k in ("http", "grpc") for n in (19, 18)}
     code, tolerant = replay("--to=scaling:3", "--relative=OUTPUT0=0.3")
     assert (code, tolerant["same"]) == (0, 40)
+    for number, differ in ((signal.SIGINT, 0), (signal.SIGTERM, 1)):
+        code, partial, said = interrupted(server, number, f"--to=scaling:{2 + differ}", "--rate=1")
+        compared = partial["compared"]
+        assert (code, 0 < compared < 40, partial["unanswered"][0]["count"]) == (2 - differ, True, 40 - compared)
+        assert (
+            said == f"charonia replay: interrupted: the report is of the {compared} requests that were compared before"
+        )
     assert replay("--model=scaling", "--drop") == (0, {"model": "scaling", "deleted": 40}), "replays are not recorded"
 
 

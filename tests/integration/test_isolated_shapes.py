@@ -118,6 +118,8 @@ async def test_batches(tmp_path: Path) -> None:
             assert {row: error.message for row, error in found.failures.items()} == {1: "this model takes no -2"}
         with pytest.raises(InvalidArgument, match="takes no -1"):
             await asyncio.to_thread(instance.execute, {"x": -x / x}, ["y"])
+        with pytest.raises(InternalError, match="the model gave -2 as 'infer_ns' of its timings"):
+            await asyncio.to_thread(instance.execute, {"x": np.full((1, 4), -5, np.float32)}, ["y"])
         plain = await asyncio.to_thread(instance.execute, {"x": x[:1]}, ["y"])
         assert isinstance(plain, dict)
 
@@ -152,6 +154,11 @@ async def test_requests(tmp_path: Path, sandboxed: bool) -> None:
             assert first.outputs[0].shape == (1, size)
             assert first.parameters == {"id": "id", "sequence": 7, "flags": 1, "p": "q"}
             assert isinstance(second.error, InvalidArgument)
+        for parameters, text in (({"k": 1 << 64}, "an int out of range"), ({"k": "\ud800"}, "no Unicode text")):
+            first, second = await instance.execute_requests([request(3), request(4, parameters=parameters)])
+            assert value(first) == 6
+            assert second.error is not None
+            assert second.error.message.startswith(f"response parameter 'k' of model 'm' is {text}")
         # more answers than slots that are kept: the rest travels in frames
         kept = [(await instance.execute_requests([request(n, 50_000)]))[0] for n in range(8)]
         assert [value(one) for one in kept] == [2 * n for n in range(8)]
@@ -234,6 +241,11 @@ async def test_streams(tmp_path: Path) -> None:
             await instance.execute_stream([request(2, size), request(0, size)], found)
             assert found.responses == [(0, 2, False), (0, 3, False), (0, None, True), (1, None, True)]
             assert found.freed.is_set()
+        refused = Received()
+        await instance.execute_stream([request(1, parameters={"k": 1 << 64}), request(1)], refused)
+        assert refused.responses == [(0, None, False), (0, None, True), (1, 1, False), (1, None, True)]
+        (error,) = refused.errors
+        assert error.message.startswith("response parameter 'k' of model 'm' is an int out of range")
         with pytest.raises(CharoniaError, match="ended without a final response"):
             await instance.execute_stream([request(-1)], Received())
         found = Received()

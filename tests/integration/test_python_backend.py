@@ -131,6 +131,29 @@ async def test_an_error_of_one_request_leaves_the_others_alone(load: Load) -> No
     assert (error_of(plain).code, error_of(plain).message) == (ErrorCode.INTERNAL, "broken")
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("parameters={'k': 1 << 64}", "response parameter 'k' is an int out of range: it may be from -92233720368547"),
+        ("parameters={'k': chr(0xD800)}", "response parameter 'k' is no Unicode text"),
+        ("error=pb_utils.TritonError('no ' + chr(0xDCFF))", "no \\udcff"),
+    ],
+)
+async def test_a_response_that_cannot_be_sent_leaves_the_others_alone(load: Load, given: str, text: str) -> None:
+    instance = await load(f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                def tensors():
+                    return [pb_utils.Tensor("OUT", np.ones(1, np.float32))]
+                ok = pb_utils.InferenceResponse(tensors(), parameters={{"k": -1 << 63, "l": (1 << 64) - 1}})
+                return [ok, pb_utils.InferenceResponse(tensors(), {given})]
+    """)
+    ok, bad = await instance.execute_requests([request(numbers(1))] * 2)
+    assert ok.parameters == {"k": -1 << 63, "l": (1 << 64) - 1}
+    assert text in error_of(bad).message
+    assert error_of(bad).code is ErrorCode.INTERNAL
+
+
 async def test_an_exception_fails_the_batch_with_its_place(load: Load, tmp_path: Path) -> None:
     instance = await load("""
         class TritonPythonModel:

@@ -41,6 +41,23 @@ async def test_a_decoupled_model_answers_none_one_or_many_times(load: Load) -> N
     assert responses.ended == [True] * 3
 
 
+async def test_a_response_that_cannot_be_sent_is_an_error_of_its_request(load: Load) -> None:
+    instance = await load("""
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                parameters = {"k": 1 << 64} if value_of(request) else {}
+                sender.send(pb_utils.InferenceResponse(response(0).output_tensors(), parameters=parameters))
+                sender.send(response(1), FINAL)
+    """)
+    responses = await run(instance, 0, 1)
+    assert responses.told(0) == [0, 1]
+    refused, last = responses.told(1)
+    assert refused.startswith("Failed to process the request for model '")
+    assert "message: response parameter 'k' is an int out of range" in refused
+    assert last == 1
+
+
 async def test_threads_answer_after_execute_returned_while_the_next_batch_runs(load: Load) -> None:
     instance = await load("""
         def initialize(self, args):

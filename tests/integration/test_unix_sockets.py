@@ -11,12 +11,14 @@ from typing import Any
 
 import echo_handler as echo
 import grpc.aio
+import numpy as np
 import pytest
 from grpc_calls import LIMIT_S, infer_stub
 from grpc_calls import request as grpc_request
 from grpc_fronts import FRONTS
 from http_calls import read_reply, request
 
+from charonia.client import AsyncClient, Client, NotConnected, RetryPolicy
 from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings
 from gateway.app import Front
@@ -60,6 +62,31 @@ async def test_calls_over_a_unix_socket_and_the_port(name: str, tmp_path: Path) 
         pass
     await front.close(1.0)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", MAKE)
+async def test_our_clients_ask_over_a_unix_socket(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "50% of a front.sock"
+    front = await started(name, path)
+    url = f"{'http' if name == 'http' else 'grpc'}+unix://{path}".replace("%", "%25").replace(" ", "%20")
+    array = np.arange(400_000, dtype=np.float32).reshape(-1, 2)
+
+    def blocking() -> list[int]:
+        with Client(url) as client:
+            assert client.live()
+            return [client.infer("wide", {"INPUT0": array[:rows]})["OUTPUT0"].size for rows in (8, 8, 200_000)]
+
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(blocking), LIMIT_S) == [16, 16, 400_000]
+        async with asyncio.timeout(LIMIT_S), AsyncClient(url) as client:
+            assert await client.live()
+            result = await client.infer("wide", {"INPUT0": array})
+            np.testing.assert_array_equal(result["OUTPUT0"], array)
+    finally:
+        await front.close(1.0)
+    async with AsyncClient(url, retry=RetryPolicy(attempts=1)) as client:
+        with pytest.raises(NotConnected):
+            await client.live(timeout_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -117,6 +117,8 @@ class Batches:
         if np.any(x == -4):
             raise TimeoutError("it waited in vain")
         arrays = dict.fromkeys(outputs, x * 2)
+        if np.any(x == -5):
+            return Outcome(arrays, Timings(1, -2, 3))
         failures = {row: InvalidArgument("this model takes no -2") for row in range(len(x)) if np.any(x[row] == -2)}
         return Outcome(arrays, Timings(1, 2, 3), failures) if failures else arrays
 
@@ -171,7 +173,8 @@ class Streams:
             if value == -3:
                 raise InvalidArgument("this model takes no -3")
             for number in range(int(value)):
-                responses.send(index, ModelResponse([Tensor.of("y", request.inputs[0].array() + number)]), final=False)
+                outputs = [Tensor.of("y", request.inputs[0].array() + number)]
+                responses.send(index, ModelResponse(outputs, request.parameters), final=False)
                 await responses.drain()
             if value != -1:
                 responses.send(index, None, final=True)

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from charonia.backend import (
@@ -20,13 +21,14 @@ from charonia.backend import (
     WindowedInstance,
 )
 from charonia.datatypes import DataType
-from charonia.errors import InternalError, error_of_model
+from charonia.errors import CharoniaError, InternalError, error_of_model
 from charonia.tasks import ends_caller
 from charonia.tensors import Buffer, Tensor
 from executors.backends.given_objects import code_of_models
 from executors.backends.python.frame_content import answer_content
 from executors.backends.python.protocol.frames import Frame, Kind, padding
 from executors.backends.python.protocol.shared_slots import ModelSlots
+from executors.batches.answers import check_parameters
 from executors.isolation.forms import in_frame
 
 from .link import Link
@@ -47,7 +49,7 @@ class RequestServer:
     def __init__(self, instance: _Ends, model: str, slots: ModelSlots | None, answers: Answers) -> None:
         self.link = Link(self._received, lambda: None)
         self._instance = instance
-        self._model = model
+        self.model = model
         self._slots = slots
         self._answers = answers
         self._stored: list[memoryview] | None = None
@@ -132,7 +134,7 @@ class RequestServer:
                     content = await self._instance.check_health()
             self.link.send(Kind.DONE, frame.call, content)
         except InstanceDied as death:
-            end_process(self._model, death)
+            end_process(self.model, death)
         except Exception as error:
             self._fail(frame.call, error)
         if frame.kind is Kind.FINALIZE:
@@ -146,7 +148,7 @@ class RequestServer:
             else:
                 await self._stream(call, requests)
         except InstanceDied as death:
-            end_process(self._model, death)
+            end_process(self.model, death)
         except BaseException as error:
             if ends_caller(error):
                 raise
@@ -163,10 +165,10 @@ class RequestServer:
         assert isinstance(self._instance, RequestInstance)
         responses = await self._instance.execute_requests(requests)
         if len(responses) != len(requests):
-            raise InternalError(f"model '{self._model}' answered {len(responses)} of {len(requests)} requests")
+            raise InternalError(f"model '{self.model}' answered {len(responses)} of {len(requests)} requests")
         content, data = [], []
         for response in responses:
-            described, buffers = _content_of(response)
+            described, buffers = _content_of(_sendable(response, self.model))
             content.append(described)
             data += buffers
         self.send(Kind.DONE, call, content, data)
@@ -184,7 +186,7 @@ class RequestServer:
         except Exception as error:
             failure = error
         if responses.open and failure is None:
-            failure = InternalError(f"model '{self._model}' ended without a final response")
+            failure = InternalError(f"model '{self.model}' ended without a final response")
         if failure is not None and not responses.freed:
             raise failure
         for index in sorted(responses.open):
@@ -214,6 +216,8 @@ class Responses:
         if final:
             self.open.discard(index)
         self._sent[index] += response is not None
+        if response is not None:
+            response = _sendable(response, self._server.model)
         if self._server.link.respond(self._call, index, response, final=final):
             return
         content, data = _content_of(response) if response is not None else (None, [])
@@ -256,6 +260,17 @@ class Responses:
         for index in indices:
             self._windows[index] = 0
         self._more.set()
+
+
+def _sendable(response: ModelResponse, model: str) -> ModelResponse:
+    """The response, or an error in its place where its parameters cannot be sent."""
+    if not response.parameters:
+        return response
+    try:
+        check_parameters(model, response.parameters)
+    except CharoniaError as error:
+        return replace(response, parameters={}, error=response.error or error)
+    return response
 
 
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:

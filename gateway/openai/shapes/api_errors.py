@@ -6,6 +6,8 @@ has `error` alone: one without a key, or of a body that is too large.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -22,6 +24,8 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_MESSAGE_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+"""Where Anthropic's types differ from OpenAI's; any other failure of a server is an `api_error` there."""
 _CODES = {401: "invalid_api_key", 413: "content_too_large", 429: "rate_limit_exceeded"}
 _WITHOUT_DETAIL = (401, 413)
 _STATUS = {**STATUS, ErrorCode.UNSUPPORTED: 400, ErrorCode.KEY_REUSED: 422}
@@ -36,6 +40,17 @@ class ApiError(Exception):
         self.status = status
         self.param = param
         self.code = code
+
+
+@contextlib.contextmanager
+def long_field(param: str) -> Iterator[None]:
+    """Names the field in the refusal of a text that is too long for the model's context, as OpenAI does."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code == CONTEXT_LENGTH and error.param is None:
+            error.param = param
+        raise
 
 
 def missing(name: str) -> ApiError:
@@ -56,6 +71,8 @@ def error_document(failure: Failure, *, is_message: bool = False) -> dict[str, A
     status = status_of(failure)
     param, code = (failure.param, failure.code) if isinstance(failure, ApiError) else (None, None)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    if is_message:
+        kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else kind)
     error = {"message": failure.message, "type": kind, "param": param, "code": code or _CODES.get(status)}
     detail = {} if status in _WITHOUT_DETAIL else {"detail": failure.message}
     return {**({"type": "error"} if is_message else {}), "error": error, **detail}

@@ -32,6 +32,14 @@ _SAMPLED = (
 )
 """Fields that are those of a chat; the second line and the third one are vLLM's."""
 _KEPT = (*_SAMPLED, "parallel_tool_calls", "tool_choice", "max_tool_calls", "prompt_cache_key", "safety_identifier")
+INCLUDABLE = (
+    *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+    *("reasoning.encrypted_content", "message.output_text.logprobs"),
+)
+"""What OpenAI's `include` may name. Only the last one adds anything here: the others are of tools and inputs that no
+response has.
+"""
 _UNSUPPORTED = ("conversation", "prompt", "context_management")
 
 
@@ -92,8 +100,7 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     store, background = flag(body, "store", True), flag(body, "background")
     if background and not store:
         raise ApiError("'background' is only allowed when 'store' is true", param="background")
-    if not isinstance(body.get("include", []), list | None):
-        raise ApiError("'include' must be a list", param="include")
+    _check_include(body.get("include"))
     if not body.get("tools") and body.get("tool_choice") not in (None, "none", "auto"):
         raise ApiError("'tool_choice' is only allowed when 'tools' are specified", param="tool_choice")
     flag(body, "parallel_tool_calls")
@@ -118,6 +125,19 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         metadata=read_metadata(body.get("metadata")),
         fields=fields,
     )
+
+
+def _check_include(value: Any) -> None:
+    """Raises a 400 `ApiError` in OpenAI's words for what is none of its additions to a response."""
+    if not isinstance(value, list | None):
+        raise ApiError("'include' must be a list", param="include")
+    for at, one in enumerate(value or ()):
+        if one not in INCLUDABLE:
+            raise ApiError(
+                f"Invalid value: '{str(one)[:256]}'. Supported values are: {', '.join(map(repr, INCLUDABLE))}.",
+                param=f"include[{at}]",
+                code="invalid_value",
+            )
 
 
 def read_metadata(value: Any) -> dict[str, str]:

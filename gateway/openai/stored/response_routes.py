@@ -26,7 +26,7 @@ from gateway.handler import Handler
 from gateway.http.bodies import CLIENT_LEFT
 from gateway.http.codec.error_replies import HttpRefusal
 from gateway.openai.api_calls import ApiCall, RouteTable
-from gateway.openai.shapes.api_errors import ApiError, error_document, json_bytes
+from gateway.openai.shapes.api_errors import ApiError, error_document, json_bytes, long_field
 from gateway.openai.shapes.chat_shapes import read_chat
 from gateway.openai.shapes.forced_calls import reader_of
 from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
@@ -174,7 +174,8 @@ class StoredResponses:
         """The model's request for a response. Raises `ApiError`."""
         before = await self.before(request.previous, caller) if request.previous else []
         try:
-            return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller, asked)
+            with long_field("input"):
+                return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller, asked)
         except ApiError as error:
             error.param = _OF_CHATS.get(error.param or "", error.param)
             raise

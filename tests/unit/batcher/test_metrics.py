@@ -165,6 +165,13 @@ async def test_failures_are_counted_that_no_gateway_counts(world: World) -> None
     await world.tell(VersionUnloaded(EXECUTOR, "plain", 1))
     await until(lambda: not world._batcher.control.catalog.held("plain"))
     assert world.of(FAILED) == {}
+    await world.serve("plain", TAGGED)
+    await world.serve("plain", TAGGED, version=9)
+    assert world.of(FAILED) == {}, "a version that is loaded again begins at 0, and so does one that was refused before"
+    await world.ask("plain", 1, endpoint=b"executor-7", late=True)
+    await until(lambda: not world._batcher.service.owned["plain"].windows.unsettled)
+    await world.serve("plain", TAGGED, version=3)
+    assert world.of(FAILED) == {(FAILED, "vision", "plain", "REJECTED", "1"): 1}
 
 
 async def test_live_sequences_are_told_of_models_that_have_any(world: World) -> None:

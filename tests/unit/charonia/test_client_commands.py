@@ -87,6 +87,11 @@ def test_wrong_usage_is_exit_code_2(line: str, capsys: pytest.CaptureFixture[str
     ("line", "sentence"),
     [
         ("models --url ftp://host", "is no server"),
+        ("models --url http://host:x", "is no server"),
+        ("models --url unix:///run/http.sock", "names no protocol: write http+unix:///PATH or grpc+unix:///PATH"),
+        ("models --url http+unix://run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url grpc+unix:///", "names no Unix socket: write grpc+unix:///PATH"),
+        ("models --url grpc+unix:///run/%00", "names no Unix socket"),
         ("models --header X", "--header 'X' is not NAME:VALUE"),
         ("infer m --input X --url 127.0.0.1:1", "--input 'X' is not NAME=VALUE"),
         ("health --url 127.0.0.1:1", "cannot be reached"),

@@ -82,6 +82,34 @@ async def test_the_page() -> None:
     assert 'model="m",' not in metrics.render().decode()
 
 
+async def test_a_version_that_is_loaded_again_begins_at_0_also_between_two_scrapes() -> None:
+    catalog = Catalog()
+    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts())
+    tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
+    config = normalise(parse(f'name: "m" backend: "python" input {tensor} output {tensor}')).SerializeToString()
+    for executor in ("e", "f"):
+        catalog.apply(ProcessJoined("executor", executor))
+        for version in (3, 4):
+            catalog.apply(VersionLoaded(executor, "m", version, "h", 1, config))
+    for version in (3, 4):
+        metrics.counts("m", version).succeeded(1000)
+        metrics.counts("m", version).failures["BACKEND"] = 5
+
+    def found(version: int) -> list[str]:
+        lines = metrics.render().decode().splitlines()
+        counted = "nv_inference_request_success{", 'nv_inference_request_failure{model="m",reason="BACKEND"'
+        return [line[-3:] for line in lines if line.startswith(counted) and f'version="{version}"' in line]
+
+    catalog.apply(VersionLoaded("e", "m", 3, "i", 1, config))  # a load of what is loaded: Triton's counters go on
+    assert found(3) == found(4) == ["1.0", "5.0"]
+    catalog.apply(VersionUnloaded("e", "m", 3))
+    assert found(3) == ["1.0", "5.0"], "the other executor has it still"
+    catalog.apply(VersionUnloaded("f", "m", 3))
+    catalog.apply(VersionLoaded("f", "m", 3, "h", 1, config))
+    assert found(3) == ["0.0", "0.0"]
+    assert found(4) == ["1.0", "5.0"]
+
+
 class Log(MemoryLog):
     """Counts notes, and can refuse them."""
 

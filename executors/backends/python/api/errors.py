@@ -15,7 +15,12 @@ def set_instance(name: str) -> None:
 
 def refused(what: str, why: str) -> TritonModelException:
     """The error of something that Triton asks its server for: `what` failed, the server says `why`. Internal."""
-    return TritonModelException(f"{what}: Failed to process the request for model '{_instance}', message: {why}")
+    return TritonModelException(f"{what}: {failure_text(why)}")
+
+
+def failure_text(why: str) -> str:
+    """The text of an error that this server finds in what the model did for one request. Internal."""
+    return f"Failed to process the request for model '{_instance}', message: {why}"
 
 
 class TritonModelException(Exception):

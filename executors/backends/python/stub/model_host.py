@@ -19,8 +19,9 @@ from typing import Any
 
 import msgpack
 
+from charonia.errors import escaped, parameter_fault
 from executors.backends.python import api
-from executors.backends.python.api.errors import TritonError, TritonModelException, set_instance
+from executors.backends.python.api.errors import TritonError, TritonModelException, failure_text, set_instance
 from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
 from executors.backends.python.api.model_config import set_model_dir
 from executors.backends.python.api.response import CLOSED, InferenceResponse
@@ -446,9 +447,15 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
 
 def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:
     """Return a response as frame content, and its data. `wanted` are the requested outputs, empty for all (I6)."""
-    error = answer.error()
+    error, parameters = answer.error(), answer.checked_parameters
+    if parameters:
+        for key, value in parameters.items():
+            if fault := parameter_fault(key, value):
+                error = error or TritonError(failure_text(f"response parameter {key!r} is {fault}"))
+                parameters = {}
+                break
     if error is not None:
-        return [[error.code(), error.message()], answer.checked_parameters, []], []
+        return [[error.code(), escaped(error.message())], parameters, []], []
     tensors = []
     data: list[Buffer] = []
     for tensor in answer.output_tensors():
@@ -457,7 +464,7 @@ def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[An
         encoded = tensor.encoded()
         tensors.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
         data.append(encoded)
-    return [None, answer.checked_parameters, tensors], data
+    return [None, parameters, tensors], data
 
 
 def _reschedule(execution: Execution, requests: Sequence[InferenceRequest]) -> None:
@@ -485,7 +492,7 @@ def exception_text(error: BaseException) -> str:
     text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     at = _places(error.__traceback__)
     text = "\n".join([text, "", "At:", *at, ""]) if at else text
-    return text.encode(errors="backslashreplace").decode()  # a file's name may be any bytes; the reply is UTF-8
+    return escaped(text)  # a file's name may be any bytes; the reply is UTF-8
 
 
 def _places(trace: TracebackType | None) -> list[str]:

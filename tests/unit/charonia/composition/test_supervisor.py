@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from charonia.composition import supervisor as module
 from charonia.composition.children import Child
 from charonia.composition.console.console_part import ConsolePart
 from charonia.composition.supervisor import Supervisor
-from charonia.options.values import CONSOLE, EXECUTOR, SERVE, parse
+from charonia.errors import StartupError
+from charonia.options.role_settings import check_settings, gateway_settings
+from charonia.options.values import CONSOLE, EXECUTOR, GATEWAY, SERVE, parse, render
 
 
 def supervised(directory: Path) -> Supervisor:
@@ -86,3 +89,41 @@ async def test_a_server_is_ready_when_its_parts_are(tmp_path: Path, monkeypatch:
     assert {path.name for path in asked} == {"executor-1.metrics", "executor-bound.metrics"}
     serve._stopping = True
     assert await serve._unready() == "it drains"
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--trace-config=bad", "--trace-config must be <mode>,<key>=<value>"),
+        ("--journal=bad", "--journal must be off, jobs or all, got 'bad'"),
+        ("--cache-config=bad", "--cache-config must be"),
+        ("--rate-limit=bad", "--rate-limit must be"),
+        ("--model-control-mode=bad", "--model-control-mode must be"),
+        ("--host-policy=bad", "--host-policy option format is"),
+        ("--metrics-config=bad", "--metrics-config option format is"),
+        ("--batcher=bad", "--batcher must be auto, separate or colocated, got 'bad'"),
+        ("--http-restricted-api=bad", "--http-restricted-api must be"),
+        ("--http-restricted-api=bad:a=b", "unknown restricted api 'bad'"),
+        ("--grpc-restricted-protocol=bad:a=b", "unknown restricted protocol 'bad'"),
+        ("--grpc-header-forward-pattern=(", "invalid --grpc-header-forward-pattern"),
+        ("--webhook-secrets=/none/such", "webhook secrets '/none/such' cannot be used"),
+    ],
+)
+async def test_a_value_that_a_part_refuses_is_refused_before_anything_is_started(
+    option: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    words = [f"--model-repository={tmp_path}/models", f"--state-dir={tmp_path}/state", option]
+    supervisor = Supervisor(parse(SERVE, words, {}, {}))
+    with pytest.raises(StartupError, match=re.escape(sentence)):
+        await supervisor.run()
+    assert supervisor._private_log is None
+    assert not supervisor._children
+
+
+async def test_values_are_warned_of_by_the_parts_alone(caplog: pytest.LogCaptureFixture) -> None:
+    values = parse(SERVE, ["--strict-model-config=true", "--trace-file=/tmp/x", "--response-cache-byte-size=9"], {}, {})
+    check_settings(values)
+    assert not caplog.records
+    gateway_settings(parse(GATEWAY, render(GATEWAY, values), {}, {}))
+    assert "--trace-file is the old spelling" in caplog.text

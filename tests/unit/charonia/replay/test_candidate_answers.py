@@ -10,7 +10,7 @@ import pytest
 
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, PermissionDenied, Unavailable
 from charonia.releases.answer_differences import Answer
-from charonia.replay.candidate_answers import NO_ANSWERS, Pace, Replay
+from charonia.replay.candidate_answers import INTERRUPTED, NO_ANSWERS, Pace, Replay
 from charonia.replay.difference_report import DIFFERENT, NOT_RUN, SAME, DifferenceReport
 from charonia.replay.replay_lines import EXPIRED, Recorded, lines_of
 from charonia.tensors import Tensor
@@ -170,3 +170,31 @@ async def test_errors_that_both_have_are_the_same() -> None:
     world.add(1)
     world.answers[1] = InvalidArgument("not so")
     assert (await world.replay()).different == 1, "recorded was an answer"
+
+
+@pytest.mark.parametrize(("answer", "verdict"), [(1.0, NOT_RUN), (9.0, DIFFERENT)])
+async def test_an_interrupted_replay_reports_what_it_has_compared(answer: float, verdict: int) -> None:
+    world = World()
+    for number in range(1, 9):
+        world.add(number)
+    world.answers[1] = answer
+    asked_all, lines = asyncio.Event(), lines_of(world.recorded).lines
+
+    async def ask(call: RecordedCall) -> Sequence[Answer]:
+        if int(call.client_id) < 4:
+            return await world.ask(call)
+        asked_all.set()
+        await asyncio.Event().wait()  # never answered
+        raise AssertionError
+
+    replay = Replay(ask, world.fetch, world.report, {}, of_job=world.of_job)
+    running = asyncio.create_task(replay.run(lines, Pace(1, 0.0)))
+    await asyncio.wait_for(asked_all.wait(), 30)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    replay.interrupted(lines)
+    document = world.report.document()
+    assert (document["compared"], world.report.verdict) == (3, verdict)
+    (unanswered,) = document["unanswered"]
+    assert (unanswered["reason"], unanswered["count"]) == (INTERRUPTED, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -133,3 +135,15 @@ async def test_answers_of_a_job_are_all_of_them_or_none(kept: tuple[int, ...], l
         assert [one.place for one in found if isinstance(one, ResponseRecord)] == [(1, at) for at in (*kept, last)]
     else:
         assert found == "a response of its job is not kept any more"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_cancels_the_work_and_the_next_one_ends_the_command(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    work = asyncio.get_running_loop().create_future()
+    with replay_command._cancelled_by_signals(work):
+        signal.raise_signal(number)
+        await asyncio.wait_for(asyncio.wait([work]), 30)
+        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    assert work.cancelled()
+    signal.signal(number, before)

@@ -105,6 +105,35 @@ async def test_what_the_instance_says_of_its_time_is_counted() -> None:
     await under.pool.close()
 
 
+@pytest.mark.parametrize(
+    ("timings", "text"),
+    [
+        (Timings(1, -5, 3), "the model gave -5 as 'infer_ns' of its timings: times are whole numbers of nanoseconds"),
+        (Timings(None, 2, 3), "the model gave None as 'input_ns' of its timings"),  # type: ignore[arg-type]
+        (Timings(1, 2, 0.5), "the model gave 0.5 as 'output_ns' of its timings"),  # type: ignore[arg-type]
+        (Timings(1, 2, 1 << 64), "the model gave 18446744073709551616 as 'output_ns' of its timings"),
+        ((1, 2, 3), "the model gave None as 'input_ns' of its timings"),
+    ],
+)
+async def test_times_that_cannot_be_counted_fail_their_execution(timings: Any, text: str) -> None:
+    for instance in (Careful(timings), Sized(timings)):
+        under = Pool(instance)
+        executed = await asyncio.wait_for(under.run(1, 2), 30)
+        for answers in (await answers_of(executed), (await run_wave(under, 1, 2))[1]):
+            assert [answer[: len(text)] for answer in answers] == [text, text]
+        instance.timings = None
+        assert await answers_of(await under.run(1, 2)) == [2, 4]
+        await under.pool.close()
+
+
+async def test_times_may_be_of_numpys_types() -> None:
+    under = Pool(Careful(Timings(*np.array([10**12, 5, 10**13]))))
+    (run,) = (await asyncio.wait_for(under.run(1, 2), 30)).executions
+    assert type(run.input_ns) is type(run.infer_ns) is type(run.output_ns) is int
+    assert run.infer_ns == 5
+    await under.pool.close()
+
+
 async def test_batches_have_the_sizes_of_the_instance() -> None:
     instance = Sized()
     under = Pool(instance)
@@ -195,12 +224,55 @@ async def test_so_it_is_where_requests_run_in_the_event_loop(error: BaseExceptio
         ({"k": np.int64(1)}, "response parameter 'k' of model 'm' is a int64"),
         ({1: "v"}, "response parameter 1 of model 'm'"),
         ("word", "gave a str as response parameters, not a dict"),
+        ({"k": 1 << 64}, "response parameter 'k' of model 'm' is an int out of range: it may be from -9223372036854"),
+        ({"k": -(1 << 63) - 1}, "response parameter 'k' of model 'm' is an int out of range"),
+        ({"k": "\ud800"}, "response parameter 'k' of model 'm' is no Unicode text"),
+        ({"\udcff": 1}, "response parameter '\\udcff' of model 'm' is no Unicode text"),
     ],
 )
 async def test_response_parameters_that_no_reader_takes_are_an_error_of_the_model(parameters: Any, text: str) -> None:
     under = Pool(LeavingRequests(parameters=parameters))
     (answer,) = await answers_of(await under.run(1))
     assert text in answer
+    await under.pool.close()
+
+
+class Boasting(DoublingRequests):
+    """Gives the second of its requests what cannot be sent."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        answers = [ModelResponse([Tensor("y", *_of(request))], {"p": 1}) for request in requests]
+        answers[1] = replace(answers[1], **self.given)
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"parameters": {"k": 1 << 64}}, "response parameter 'k' of model 'm' is an int out of range"),
+        ({"parameters": {"k": "\ud800"}}, "response parameter 'k' of model 'm' is no Unicode text"),
+        ({"error": InvalidArgument("no file 'a\udcff'")}, "no file 'a\\udcff'"),
+        ({"error": ValueError("no file 'a\udcff'")}, "ValueError: no file 'a\\udcff'"),
+        ({"outputs": [Tensor("y", DataType.FP32, (np.int64(1), 1), bytes(4))]}, "TypeError: can not serialize 'numpy"),
+        ({"outputs": None}, "TypeError: object of type 'NoneType' has no len()"),
+    ],
+)
+async def test_a_response_that_cannot_be_sent_fails_its_request_alone(given: dict[str, Any], text: str) -> None:
+    under = Pool(Boasting(**given))
+    executed = await asyncio.wait_for(under.run(1, 2, 3), 30)
+    first, second, third = await answers_of(executed)
+    assert (first, third) == (1, 3)
+    assert second.startswith(text)
+    assert [(one.indices, one.rows) for one in executed.executions] == [((0, 2), 3)]
+    assert [one.index for one in executed.failures] == [1]
+    waved, answers = await run_wave(under, 1, 2, 3)
+    assert (answers[0], answers[2]) == (1, 3)
+    assert answers[1].startswith(text)
+    assert waved.failed == {0: 1}
     await under.pool.close()
 
 

@@ -139,6 +139,8 @@ class Leaving(Streaming):
         (asyncio.CancelledError("upstream"), "CancelledError: upstream"),
         ("plain", "ValueError: no error of ours"),
         ({"k": [1]}, "response parameter 'k' of model 'm' is a list"),
+        ({"k": 1 << 64}, "response parameter 'k' of model 'm' is an int out of range"),
+        ({"k": "\ud800"}, "response parameter 'k' of model 'm' is no Unicode text"),
     ],
 )
 async def test_what_an_instance_must_not_do_is_an_error_of_its_requests(parameters: Any, text: str) -> None:

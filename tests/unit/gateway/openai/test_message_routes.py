@@ -8,6 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from charonia.errors import DeadlineExceeded, InternalError, Unavailable
+from gateway.openai.shapes.api_errors import ApiError, error_document
+
 MESSAGES = "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": name, "description": "goes", "input_schema": SCHEMA} for name in ("find", "go")]
@@ -123,3 +126,46 @@ async def test_a_failure_within_the_events(client: httpx2.AsyncClient) -> None:
     last = reply.text.removesuffix("\n\n").split("\n\n")[-1]
     assert last.startswith("event: error\ndata: ")
     assert json.loads(last.split("data: ")[1])["error"]["message"] == "the model failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_errors_have_the_types_of_anthropic(status: int, kind: str) -> None:
+    document = error_document(ApiError("no", status=status), is_message=True)
+    assert (document["type"], document["error"]["type"]) == ("error", kind)
+    if status >= 500:
+        assert error_document(ApiError("no", status=status))["error"]["type"] == "server_error"
+
+
+async def test_failures_of_the_server_have_those_types(client: httpx2.AsyncClient, handler: Any) -> None:
+    for failure, status, kind in (
+        (InternalError("broken"), 500, "api_error"),
+        (Unavailable("full"), 503, "overloaded_error"),
+        (DeadlineExceeded("late"), 504, "timeout_error"),
+    ):
+        handler.refusal = failure
+        reply = await client.post(MESSAGES, json=message("x"))
+        assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+
+
+async def test_messages_that_are_too_long_name_their_field(client: httpx2.AsyncClient) -> None:
+    for path in (MESSAGES, MESSAGES + "/count_tokens"):
+        error = (await client.post(path, json=message("x" * 5000))).json()["error"]
+        assert (error["type"], error["code"], error["param"]) == (
+            *("invalid_request_error", "context_length_exceeded"),
+            "messages",
+        )

@@ -135,7 +135,8 @@ async def test_embeddings_are_bounded_in_tokens(client: httpx2.AsyncClient, hand
     assert (len(many["data"]), many["usage"]["prompt_tokens"]) == (2048, 20_480)
     for given in ([[97] * 100_000], ["a" * 100_000]):
         reply = await client.post("/v1/embeddings", json={**body, "input": given})
-        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
 
 
 @pytest.mark.parametrize(

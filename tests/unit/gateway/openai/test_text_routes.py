@@ -313,8 +313,18 @@ async def test_prompts_that_are_too_long_are_refused_before_the_log(client: http
     ):
         reply = await client.post(COMPLETIONS, json=body)
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert reply.json()["error"]["param"] == "prompt"
         assert "maximum context length is 2048 tokens" in reply.json()["error"]["message"]
-    assert (await client.post(CHAT, json=chat("x" * 10_000_000))).status_code == 400
+    for body in (chat("x" * 10_000_000), chat("x" * 2010, max_tokens=200)):
+        reply = await client.post(CHAT, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert reply.json()["error"]["param"] == "messages"
+    for path, body, param in (
+        ("/tokenize", {"model": "says", "prompt": "x" * 5000}, "prompt"),
+        ("/tokenize", chat("x" * 5000), "messages"),
+    ):
+        error = (await client.post(path, json=body)).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert not handler.requests
 
 

@@ -8,10 +8,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia.generation.prompt_keys import route_of_tokens
 from charonia.options.settings import GatewaySettings
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
+from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.stored.response_requests import read_response_request
+from gateway.openai.stored.response_routes import StoredResponses
+from gateway.requests.delivery import ANYONE
 
 
 async def test_a_prompt_that_was_tokenised_has_its_route(client: httpx2.AsyncClient, handler: Any) -> None:
@@ -94,3 +99,12 @@ async def test_a_last_response_without_outputs_adds_nothing(
         found.append([(one["choices"][0]["text"], one["choices"][0]["finish_reason"]) for one in documents])
     assert found[0] == found[1]
     assert [reason for _, reason in found[0] if reason] == ["length"]
+
+
+async def test_an_input_of_a_response_that_is_too_long_names_its_field(
+    handler: Any, interface: OpenAiInterface
+) -> None:
+    responses = StoredResponses(handler, MemoryLog(), interface.serving)
+    with pytest.raises(ApiError) as refused:
+        await responses.prepare(read_response_request({"model": "says", "input": "x" * 5000}), ANYONE)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")

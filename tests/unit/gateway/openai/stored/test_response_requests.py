@@ -9,6 +9,7 @@ import pytest
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.shapes.chat_shapes import read_chat
 from gateway.openai.stored.response_requests import (
+    INCLUDABLE,
     ResponseRequest,
     chat_body,
     read_response_request,
@@ -153,6 +154,9 @@ def test_what_is_followed_later_streams() -> None:
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"include": 1}, "include"),
         ({"include": False}, "include"),
+        ({"include": ["message.output_text.logprobs", "message.output_text.logprob"]}, "include[1]"),
+        ({"include": [None]}, "include[0]"),
+        ({"include": [["reasoning.encrypted_content"]]}, "include[0]"),
         ({"user": "x" * 100_000}, "user"),
     ],
 )
@@ -160,3 +164,15 @@ def test_refusals_name_the_field(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         read(**body)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_what_include_may_name_is_listed_where_it_names_something_else() -> None:
+    assert read(include=list(INCLUDABLE)).wants_logprobs
+    assert read(include=[]).fields["include"] == []
+    with pytest.raises(ApiError) as refused:
+        read(include=["usage"])
+    assert refused.value.code == "invalid_value"
+    assert refused.value.message.startswith(
+        "Invalid value: 'usage'. Supported values are: 'file_search_call.results', '"
+    )
+    assert refused.value.message.endswith("', 'message.output_text.logprobs'.")
