@@ -100,7 +100,7 @@ class ExecutorService:
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self.membership.say_again.append(self._announcer.announce_again)
-        self.membership.on_beat.append(lambda _taken: self._directory.tidy())
+        self.membership.on_beat.append(self._see_to_directory)
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
         loader.calls = self._calls = ExecutorCalls(
@@ -142,6 +142,10 @@ class ExecutorService:
         """By name: what requests for a model wait for, in turn."""
         self._names: tuple[str, ...] = ()
         self._joined = False
+
+    def _see_to_directory(self, _taken: bool) -> None:
+        self._directory.belongs_to(self.membership.epoch)
+        self._directory.tidy()
 
     def _make_membership(self, log_settings: LogSettings) -> Membership:
         settings = self._settings
@@ -224,6 +228,7 @@ class ExecutorService:
         self._joined = True
         self._directory.open()
         await self.membership.start()
+        self._directory.belongs_to(self.membership.epoch)
         self._intake.start()
         if self._wait_reports is not None:
             self._tasks.spawn(self._wait_reports.run(), "turns of batches")
