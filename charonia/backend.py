@@ -664,6 +664,14 @@ class TextModel(Protocol):
         """
 
 
+@runtime_checkable
+class ReadableModel(Protocol):
+    """What a `Model` of a backend that `opens_safely` may be besides: one whose files say more than a signature."""
+
+    async def check_instance(self, spec: InstanceSpec) -> None:
+        """Raise what keeps `create_instance` from making this instance, as far as reading data tells it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """What a model holds of one memory, all of its instances together. `kind` is CPU, CPU_PINNED or GPU."""

@@ -22,7 +22,7 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import START, Entry, EventLog
 from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
@@ -41,7 +41,7 @@ from .announcing import Announcer
 from .batches.batch_payloads import BatchPayloads
 from .batches.batch_results import Death
 from .deployment.deployment import Deployment
-from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
+from .deployment.lifecycle import EXPLICIT, NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .deployment.loads_by_name import LoadsByName
 from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
@@ -100,7 +100,7 @@ class ExecutorService:
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self.membership.say_again.append(self._announcer.announce_again)
-        self.membership.on_beat.append(lambda _taken: self._directory.tidy())
+        self.membership.on_beat.append(self._see_to_directory)
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
         loader.calls = self._calls = ExecutorCalls(
@@ -112,8 +112,12 @@ class ExecutorService:
         self.membership.say_again.append(self._calls.renew)
         self._calls.leased = self.membership.is_leased
         self._deployment = self._make_deployment(
-            log, loader, PlacementRules(settings.pool, capabilities, loader.can_find_backend)
+            log,
+            loader,
+            PlacementRules(settings.pool, capabilities, loader.can_find_backend),
+            lost_within_s=(log_settings.heartbeat_ttl_ms + 3 * interval_ms) / 1000,  # two checks find no lease
         )
+        self.membership.on_new_epoch.append(self._deployment.forget_others)
         self._wait_reports: WaitReports | None = None
         if loader.resource_grants is not None:
             limiter = loader.resource_grants.limiter
@@ -139,6 +143,10 @@ class ExecutorService:
         self._names: tuple[str, ...] = ()
         self._joined = False
 
+    def _see_to_directory(self, _taken: bool) -> None:
+        self._directory.belongs_to(self.membership.epoch)
+        self._directory.tidy()
+
     def _make_membership(self, log_settings: LogSettings) -> Membership:
         settings = self._settings
         return Membership(
@@ -152,7 +160,9 @@ class ExecutorService:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
 
-    def _make_deployment(self, log: EventLog, loader: Loader, placement: PlacementRules) -> Deployment:
+    def _make_deployment(
+        self, log: EventLog, loader: Loader, placement: PlacementRules, *, lost_within_s: float
+    ) -> Deployment:
         return Deployment(
             log,
             self._executor,
@@ -165,6 +175,7 @@ class ExecutorService:
             concurrent_loads=self._settings.model_load_thread_count,
             on_hung=self._hung,
             catalog=self._calls.catalog,
+            lost_within_s=lost_within_s,
         )
 
     def _make_on_demand(self) -> OnDemand | None:
@@ -211,11 +222,13 @@ class ExecutorService:
 
     async def _start(self) -> None:
         # only newer entries: older load requests were for other executors
+        heard = await self._read_others() if self._settings.model_control_mode == EXPLICIT else b"$"
         self._control.start(self._on_control)
-        self._control.add(keys.CONTROL, b"$")
+        self._control.add(keys.CONTROL, heard)
         self._joined = True
         self._directory.open()
         await self.membership.start()
+        self._directory.belongs_to(self.membership.epoch)
         self._intake.start()
         if self._wait_reports is not None:
             self._tasks.spawn(self._wait_reports.run(), "turns of batches")
@@ -244,6 +257,15 @@ class ExecutorService:
             self._tasks.spawn(polling, "repository poll")
         else:
             self._tasks.spawn(self._follow_names(stamp), "names of models")
+
+    async def _read_others(self) -> bytes:
+        """Fold which overrides of load requests others serve; return the id of the last control fact."""
+        last = START
+        while entries := await self._log.range(keys.CONTROL, last):
+            last = entries[-1].id
+            for fact in (fact for entry in entries for fact in facts_of(entry)):
+                self._deployment.hear(fact)
+        return last
 
     def _report(self) -> str:
         """Return the tables of what was loaded at start-up (R30)."""
@@ -337,7 +359,11 @@ class ExecutorService:
         for entry in entries:
             for fact in facts_of(entry):
                 self.membership.hear(fact)
+                if self._settings.model_control_mode == EXPLICIT:
+                    for model in self._deployment.hear(fact):
+                        self._tasks.spawn(self._deployment.agree(model), f"agree on {model}")
                 if isinstance(fact, ModelRequested):
+                    self._deployment.requested(fact)
                     self._tasks.spawn(self._answer(fact))
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)

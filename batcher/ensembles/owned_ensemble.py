@@ -98,6 +98,7 @@ class OwnedEnsemble(OwnedModel):
 
     async def prepare(self) -> None:
         """Read existing step answers before any request begins, then follow. Raises what the log raises."""
+        self._directory.belongs_to(await self.log.epoch())
         await self._answers.restore()
         self._reader.add(self._answers.stream, self._answers.after, take=self._on_answers)
         self._prepared = True

@@ -89,6 +89,7 @@ class Submission:
         self._refused = refused
         self._ended = ended
         self.cached = cached
+        self._directory = directory
         self._endpoint = endpoint = keys.ensemble_endpoint(model)
         payloads = Payloads(log, directory, catalog.processes, endpoint)
         self._packer = StepPacker(model, endpoint.encode(), catalog, directory, payloads, own)
@@ -147,8 +148,10 @@ class Submission:
 
     def inherit(self, flight: Flight) -> None:
         """A former owner may have sent the step: the payloads it wrote are deleted with the request."""
-        name = f"{self._endpoint}/{flight.id.hex()}"
-        self._own(flight.request.id, Reference(FILE, name, 0))
+        file = flight.id.hex()
+        # an older release does not mark its log's files
+        for name in (self._directory.file_name(file), f"{self._endpoint}/{file}"):
+            self._own(flight.request.id, Reference(FILE, name, 0))
 
     def ask_unless_known(self, flight: Flight) -> None:
         """Send the step unless the log has it already."""

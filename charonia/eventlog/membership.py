@@ -97,6 +97,11 @@ class Membership:
         self._leased_until_s = began_s + self._ttl_ms / 1000
         self._tasks.spawn(self._keep_beating(), f"heartbeat of {self._role}")
 
+    @property
+    def epoch(self) -> str:
+        """The epoch of the log that this process is a member of; "" before it has joined."""
+        return self._epoch
+
     def is_leased(self) -> bool:
         """Whether no process can presume this one dead: its lease has not ended since it last joined."""
         return asyncio.get_running_loop().time() < self._leased_until_s

@@ -15,6 +15,8 @@ memory file system and not `multiprocessing.shared_memory`, which deletes a segm
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import logging
 import mmap
 import os
@@ -44,6 +46,8 @@ _LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes 107."""
 _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
+_MARK_END = "_"
+"""Ends the mark of a log at the beginning of a file's name, which has no such sign otherwise."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
 
@@ -63,6 +67,13 @@ class PayloadDirectory:
         self._slots: SlotPool | None = None
         self._reader: SlotReader | None = None
         self._read_slots: dict[str, bool] = {}
+        self._lock = -1
+        """The token file, locked while this process lives: no server of another log takes its directory for a rest."""
+        self._log_mark = ""
+
+    def belongs_to(self, epoch: str) -> None:
+        """Name the log, so that files for a model of it are told from those for a model of another log of that name."""
+        self._log_mark = hashlib.blake2b(epoch.encode(), digest_size=8).hexdigest() + _MARK_END
 
     def open(self, *, standing: bool = False) -> None:
         """Make this process's directory. One that cannot be made is off, with a word in the log.
@@ -81,6 +92,8 @@ class PayloadDirectory:
                 (own / _SLOTS).write_text("1")
             token = secrets.token_hex(16)
             (own / _TOKEN).write_text(token)
+            if not standing:
+                self._hold(own)
         except OSError as error:
             _log.warning("payloads travel in the log: directory '%s' cannot be used: %s", self._root, error.strerror)
             self._root = self._slots = self._reader = None
@@ -101,8 +114,20 @@ class PayloadDirectory:
             own.mkdir(parents=True, mode=0o700, exist_ok=True)
             (own / _SLOTS).write_text("1")
             (own / _TOKEN).write_text(self.token)  # the last one: it says that the directory is whole
+            self._hold(own)
         except OSError as error:
             _log.warning("payloads travel in the log: directory '%s' cannot be made again: %s", own, error.strerror)
+
+    def _hold(self, own: Path) -> None:
+        self._release()
+        self._lock = os.open(own / _TOKEN, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def close(self) -> None:
         """Remove this process's directory and what is in it, except answers that their readers have not taken yet.
@@ -113,6 +138,7 @@ class PayloadDirectory:
             return
         if self._reader is not None:
             self._reader.close()
+        self._release()
         self.token = ""
         own = self._root / self._incarnation
         kept = set(self._slots.close()) if self._slots is not None else set()
@@ -220,6 +246,10 @@ class PayloadDirectory:
         name = slots.name_of(view)
         return None if name is None else (name, view)
 
+    def file_name(self, name: str, owner: str = "") -> str:
+        """What a reference names a file that was written with this `name`."""
+        return f"{owner or self._incarnation}/{self._log_mark}{name}"
+
     def write(self, buffers: Sequence[Buffer], owner: str = "", name: str = "") -> Reference | None:
         """Put these bytes, joined, into a new file of `owner` (an incarnation; "" for this process).
 
@@ -229,7 +259,7 @@ class PayloadDirectory:
         if self._root is None:
             return None
         file = name
-        name = f"{owner or self._incarnation}/{file or secrets.token_hex(12)}"
+        name = self.file_name(file or secrets.token_hex(12), owner)
         path = self._root / name
         try:
             if file:
@@ -288,13 +318,18 @@ class PayloadDirectory:
                 (self._root / reference.name).unlink()
 
     def forget(self, kept: Container[str], min_age_s: float) -> int:
-        """Remove this directory's files that are older and whose names are not among those `kept`; how many."""
+        """Remove this directory's files that are older and whose names are not among those `kept`; how many.
+
+        Files that were written for another log stay: a model of another server may have this one's name.
+        """
         count = 0
         if self._root is None:
             return count
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._root / self._incarnation):
                 name = f"{self._incarnation}/{entry.name}"
+                if _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark)):
+                    continue
                 with contextlib.suppress(OSError):
                     old = time.time() - entry.stat().st_mtime >= min_age_s
                     if old and entry.name not in (_TOKEN, _SOCKET) and name not in kept:
@@ -318,10 +353,30 @@ class PayloadDirectory:
         return found
 
     def sweep(self, gone: Iterable[str]) -> None:
-        """Remove the directories of processes known to be no more."""
+        """Remove the directories of processes that are no more as far as the log knows, but not those of living ones:
+        servers of other logs may use this directory, too.
+        """
         if self._root is not None:
             for incarnation in gone:
-                shutil.rmtree(self._root / incarnation, ignore_errors=True)
+                if not _is_held(self._root / incarnation):
+                    shutil.rmtree(self._root / incarnation, ignore_errors=True)
+
+
+def _is_held(own: Path) -> bool:
+    """Whether a living process has this directory."""
+    try:
+        descriptor = os.open(own / _TOKEN, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def new_blob(size_bytes: int, *, durable: bool = False) -> Reference:

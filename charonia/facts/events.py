@@ -166,6 +166,10 @@ class VersionLoaded:
     """Its requests may come in waves (docs/adr/0015)."""
     memory: dict[str, int] = field(default_factory=dict)
     """What it holds, in bytes, by kind of memory and number of the device: "GPU 0"."""
+    override_id: str = ""
+    """The `request_id` of the load that brought its configuration or files; "" where all is the repository's."""
+    override_config: str = ""
+    """That load's `config_json`, unless it brought files as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,9 @@ class VersionWanted:
 
 @dataclass(frozen=True, slots=True)
 class ModelExcluded:
-    """A model is not placed on an executor, which therefore does not load it (`charonia.models.placement`)."""
+    """A model is not placed on an executor (`charonia.models.placement`), or others serve files of a load request that
+    it does not have: it does not load the model.
+    """
 
     kind: ClassVar[str] = "model_excluded"
     executor: str
@@ -535,7 +541,7 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 
 _ADDED = frozenset(
     {"reads_waves", "takes_waves", "pid_space", "started_ticks", "gentle", "alias", "directory", "registered", "memory"}
-    | {"tokens", "reads_wave_slots", "unpolled"}
+    | {"tokens", "reads_wave_slots", "unpolled", "override_id", "override_config"}
 )
 """Fields added to kinds of an earlier release: left out at their default, as that release would write the fact."""
 

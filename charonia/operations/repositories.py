@@ -40,13 +40,13 @@ def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[st
 
 
 def migrated(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
-    """The document of a migration, and whether the written models have no fault."""
+    """The document of a migration, and whether all models could be read and the written ones have no fault."""
     from .migration.migrating import migrate  # the other commands do not need it
 
     document = migrate(options.source, options.kind, options.to)
     faults: list[dict[str, Any]] = []
-    if options.to is not None:
+    if options.to is not None and document["models"]:
         names = {model["model"] for model in document["models"]}
         checked = check_repository(options.to, None, False, lambda _done, _total: None)
         faults = [fault for fault in checked["faults"] if fault["model"] in names]
-    return {**document, "faults": faults}, not faults
+    return {**document, "faults": faults}, not faults and not document["refused"]

@@ -53,6 +53,11 @@ class _Rates:
     def batches(self) -> int:
         return self.last.batches - self.first.batches
 
+    def share_of(self, other: _Rates) -> float:
+        """The share of another one's time that this one covers: the rest is before its start or after its end."""
+        begin_ns, end_ns = max(self.first.at_ns, other.first.at_ns), min(self.last.at_ns, other.last.at_ns)
+        return max(0, end_ns - begin_ns) / other.ns
+
     def of(self, name: str) -> float:
         used: int = getattr(self.last, name) - getattr(self.first, name)
         return max(0, used) / self.ns
@@ -60,35 +65,72 @@ class _Rates:
 
 def shares_of(said: Iterable[Said]) -> tuple[ProcessorShares, ...]:
     """One for each machine with enough reports, ordered by name. Amounts are of all models together. Executors of one
-    machine say so by a number; those of earlier releases are taken for as many machines as they have host names.
+    machine say so by a number, which a machine that starts again changes; those of earlier releases say a host name.
     """
     by_executor: dict[str, list[ProcessorUse]] = {}
     for executor, use in said:
         by_executor.setdefault(executor, []).append(use)
-    by_machine: dict[int | str, list[_Rates]] = {}
+    by_number: dict[int, list[_Rates]] = {}
+    by_host: dict[str, list[_Rates]] = {}
     for uses in by_executor.values():
         uses.sort(key=lambda use: use.at_ns)
         rates = _Rates(uses[0], uses[-1])
         if rates.ns >= _MIN_NS and rates.batches >= _MIN_BATCHES:
-            by_machine.setdefault(rates.last.shared or rates.last.host, []).append(rates)
-    return tuple(sorted(map(_machine, by_machine.values()), key=lambda one: one.host))
+            if rates.last.shared:
+                by_number.setdefault(rates.last.shared, []).append(rates)
+            else:
+                by_host.setdefault(rates.last.host, []).append(rates)
+    machines = _started_again(by_number.values())
+    for host, earlier in by_host.items():
+        named = [executors for executors in machines if host in _hosts(executors)]
+        if len(named) == 1:
+            named[0] += earlier
+        else:  # of several machines with that name any may be the one
+            machines.append(earlier)
+    return tuple(sorted(map(_machine, machines), key=lambda one: one.host))
+
+
+def _started_again(boots: Iterable[list[_Rates]]) -> list[list[_Rates]]:
+    """The executors of each machine, of those of each of its starts: the same host name, one after the other."""
+    machines: list[list[_Rates]] = []
+    for executors in sorted(boots, key=_begin_ns):
+        before = [one for one in machines if _hosts(one) & _hosts(executors) and _end_ns(one) <= _begin_ns(executors)]
+        if before:
+            max(before, key=_end_ns).extend(executors)
+        else:
+            machines.append(list(executors))
+    return machines
+
+
+def _hosts(executors: Iterable[_Rates]) -> set[str]:
+    return {one.last.host for one in executors}
+
+
+def _begin_ns(executors: Iterable[_Rates]) -> int:
+    return min(one.first.at_ns for one in executors)
+
+
+def _end_ns(executors: Iterable[_Rates]) -> int:
+    return max(one.last.at_ns for one in executors)
 
 
 def _machine(executors: Sequence[_Rates]) -> ProcessorShares:
     longest = max(executors, key=lambda one: one.ns)
-    servers: dict[tuple[str, int], _Rates] = {}
-    for one in executors:  # executors of one server report the same use of it; numbers of processes are a container's
-        server_of = one.last.host, one.last.tree
-        if server_of not in servers or one.ns > servers[server_of].ns:
-            servers[server_of] = one
-    server = sum(one.of("server_ns") for one in servers.values())
+    servers: list[_Rates] = []
+    for one in sorted(executors, key=lambda one: -one.ns):
+        # executors of one server report the same use of it; numbers of processes are a container's, and come again
+        same = (other for other in servers if (other.last.host, other.last.tree) == (one.last.host, one.last.tree))
+        if not any(one.share_of(other) for other in same):
+            servers.append(one)
+    server = sum(one.of("server_ns") for one in servers)
+    meanwhile = sum(one.of("server_ns") * one.share_of(longest) for one in servers)
     instances = sum(one.of("instances_ns") for one in executors)
     ran = sum(one.of("ran_ns") for one in executors)
     batches = sum(one.of("batches") for one in executors)
     return ProcessorShares(
-        ", ".join(sorted({one.last.host for one in executors})),
+        ", ".join(sorted(_hosts(executors))),
         longest.last.processors,
-        others=max(0.0, longest.of("busy_ns") - server),
+        others=max(0.0, longest.of("busy_ns") - meanwhile),
         share=instances / ran if ran else 0.0,
         batch_ns=max(0.0, server - instances) / batches,
         run_ns=ran / batches,

@@ -1,7 +1,7 @@
 """Loads the models of a repository as an executor would, without a log and without running any of their code.
 
 Everything is the executor's own: `ModelRepository`, `Loader`, `Composition`. What differs: a python model's process is
-not started (its file is parsed instead), backends of other distributions make no instance, and warm-up requests are
+not started (its file is parsed instead), backends other than onnxruntime make no instance, and warm-up requests are
 built but not run.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from charonia.backend import API, Array, Backend, GraphSignature, InstanceSpec, Model, ModelSource
+from charonia.backend import API, Array, Backend, GraphSignature, InstanceSpec, Model, ModelSource, ReadableModel
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.config_errors import InstanceError
@@ -21,7 +21,6 @@ from charonia.models.placement import placement_of
 from executors.backends.python.model_environments import ENVIRONMENT
 from executors.backends.python.process_settings import Limits, code_file
 from executors.backends.registry import BackendRegistry
-from executors.configuration.declarations import SHIPPED
 from executors.loading.composing_models import Composition
 from executors.loading.loader import Loader
 from executors.repository.model_directory import ModelDirectory
@@ -95,12 +94,17 @@ class _Read(_Unopened):
     async def signature(self) -> GraphSignature | ModelConfig | None:
         return await self._model.signature()
 
+    async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
+        if isinstance(self._model, ReadableModel):
+            await self._model.check_instance(spec)
+        return _NoInstance()
+
     async def close(self) -> None:
         await self._model.close()
 
 
 class _Reading(Backend):
-    """Stands for a backend of another distribution that opens its models safely."""
+    """Stands for a backend that opens its models safely, as it declares."""
 
     api = API
 
@@ -141,8 +145,8 @@ class OfflineBackends(BackendRegistry):
         return (name == _OPENED and self.has(name)) or self.opens(name)
 
     def opens(self, name: str) -> bool:
-        """Whether a backend of another distribution reads its models' signatures here."""
-        return name not in SHIPPED and self.has(name) and bool(getattr(super().get(name), "opens_safely", False))
+        """Whether a backend reads its models' signatures here, and makes no instance."""
+        return self.has(name) and bool(getattr(super().get(name), "opens_safely", False))
 
 
 def _is_whole(config: ModelConfig) -> bool:

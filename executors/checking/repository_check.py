@@ -11,7 +11,7 @@ import difflib
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.names import can_be_model
 from executors.backends.python.model_environments import ENVIRONMENT
 from executors.backends.registry import BackendRegistry
+from executors.configuration.declarations import SHIPPED
 from executors.configuration.known_parameters import unknown_parameters
 from executors.repository.files import is_hidden, read_file
-from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, ModelDirectory, parse_config
+from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, ModelDirectory, parse_config, version_of
 from executors.repository.model_repository import ModelRepository
 
 from . import corrections
@@ -32,6 +33,8 @@ from .offline_models import OfflineModels
 
 _MAX_CORRECTIONS = 200
 """In one model's text: each is one misspelt word."""
+_MAX_PATH = 4096
+"""Linux has no longer paths."""
 _MAX_PASSES = 5
 """A corrected model may let a fault of an ensemble come to light, and so on."""
 
@@ -106,20 +109,18 @@ async def _pass(
 
 
 def _of_repository(path: Path) -> list[Note]:
-    if (path / CONFIG_FILE).is_file():
-        parent = path.resolve().parent
-        return [Note("", f"'{CONFIG_FILE}' lies here: this is one model's directory, check its repository, '{parent}'")]
-    notes = [
-        Note("", f"'{entry.name}' is no directory, and no part of the repository")
-        for entry in sorted(path.iterdir())
-        if entry.is_file() and not is_hidden(entry.name) and entry.suffix in (".onnx", ".py", ".pbtxt", ".pt", ".plan")
-    ]
-    notes += [
-        Note("", f"'{entry.name}' cannot be a model's name")
-        for entry in sorted(path.iterdir())
-        if entry.is_dir() and not is_hidden(entry.name) and not can_be_model(entry.name)
-    ]
-    return notes
+    entries = [entry for entry in sorted(path.iterdir()) if not is_hidden(entry.name)]
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    files = [entry for entry in entries if entry.is_file()]
+    notes = []
+    for file in files:
+        if file.name == CONFIG_FILE and (not folders or any(version_of(name) is not None for name in folders)):
+            parent = path.resolve().parent
+            what = f"lies here: this is one model's directory, check its repository, '{parent}'"
+            notes.append(Note("", f"'{CONFIG_FILE}' {what}"))
+        elif file.suffix in (".onnx", ".py", ".pbtxt", ".pt", ".pt2", ".plan"):
+            notes.append(Note("", f"'{file.name}' is no directory, and no part of the repository"))
+    return notes + [Note("", f"'{name}' cannot be a model's name") for name in folders if not can_be_model(name)]
 
 
 async def _examine(models: OfflineModels, directory: ModelDirectory, notes: list[Note]) -> _Examined:
@@ -224,10 +225,24 @@ def _model_file(here: ModelDirectory, problem: str) -> str:
     """The file of a version that an error of a backend names, relative to the repository; "" when it names none."""
     for version in here.versions:
         directory = here.path / str(version)
-        found = re.search(re.escape(f"{directory}{os.sep}") + r"[^\s:'\"]+", problem)
-        if found is not None and Path(found[0]).is_file():
-            return str(Path(found[0]).relative_to(here.path.parent))
+        before = f"{directory}{os.sep}"
+        _, _, rest = problem.partition(before)
+        named = [*_beginnings(rest), *re.findall(r"'([^'\n]+)'", problem)]
+        for name in (name for name in named if name and not name.startswith(os.sep)):
+            try:
+                if (directory / name).is_file():
+                    return str((directory / name).relative_to(here.path.parent))
+            except (OSError, ValueError):  # too long for a name
+                continue
     return ""
+
+
+def _beginnings(text: str) -> Iterator[str]:
+    """Where a file's name may end that an error's text begins with, the longest first: names may have spaces."""
+    line = text[:_MAX_PATH].partition("\n")[0]
+    yield line
+    for end in reversed([match.start() for match in re.finditer(r"[\s:;,.'\")]", line)]):
+        yield line[:end]
 
 
 def _add_further(models: OfflineModels, here: ModelDirectory, examined: _Examined) -> None:
@@ -258,6 +273,8 @@ def _undecided(models: OfflineModels, directory: ModelDirectory) -> list[Note]:
         notes.append("onnxruntime is not installed: its file was not opened")
     elif config.backend and config.backend != "onnxruntime" and not models.backends.opens(config.backend):
         notes.append(f"its file was not opened: only the backend '{config.backend}' can do that")
+    elif config.backend in SHIPPED and models.backends.opens(config.backend):
+        notes.append("its file was read, not loaded: what its library makes of it is not checked")
     return [Note(directory.name, note) for note in notes]
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
-from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.facts.events import Fact, ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
 from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
+from charonia.models.names import name_of
 from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.loading.composing_models import Composition, is_ensemble, refuse_all
@@ -35,7 +36,8 @@ from executors.settling.settlement import increments
 from protos.model_config_pb2 import ModelConfig
 
 from .directories import Directories, Selection
-from .lifecycle import NO_VERSION, Lifecycle, LoadModel, load_failure
+from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure
+from .overrides_elsewhere import OverridesElsewhere
 from .retirement import Retirement
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ _log = logging.getLogger(__name__)
 class Deployment:
     """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`.
 
-    `on_hung` is called for batches that exceed their time limit in a thread of this process.
+    `on_hung` is called for batches that exceed their time limit in a thread of this process. The loss of an executor is
+    known within `lost_within_s` seconds.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Deployment:
         concurrent_loads: int,
         on_hung: Hung,
         catalog: Callable[[], Awaitable[Catalog]],
+        lost_within_s: float,
     ) -> None:
         self._log = log
         self._executor = executor
@@ -91,6 +95,15 @@ class Deployment:
         """Awaited before it is announced that a version, or some of its instances, leaves (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """The models that are loaded on demand (`on_demand`), in memory or not."""
+        self._elsewhere = OverridesElsewhere(executor)
+        self._elsewhere_changed = asyncio.Event()
+        self._lost_within_s = lost_within_s
+        self._left_to_others: set[str] = set()
+        """Models that others serve from files of a load request which this executor was not there for."""
+        self._outlived: set[str] = set()
+        """Models served from files of a load request although a later load, which ended these files, failed here."""
+        self._loading: dict[str, Override | None] = {}
+        """The overrides of the models that are loaded now."""
 
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
@@ -169,6 +182,8 @@ class Deployment:
             self._failed[model] = error
             self._composition.failed(model)
             self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
+            if model in self._outlived:
+                await self._end_outlived(model)
             raise
         self._release_copies(model, wanted=True)
         self._failed.pop(model, None)
@@ -176,26 +191,123 @@ class Deployment:
         if loaded:
             _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
             await self._composition.loaded(model)
+        await self.agree(model)  # others may have changed meanwhile
 
     async def _load(self, model: str, request: ModelRequested | None) -> bool:
         async with self._lock(model):
             kept = self._lifecycle.override(model)
             override = await self._directories.override(model, request, kept)
+            if override is None:
+                override = await self._of_others(model, request)
+            self._loading[model] = override
             try:
                 directory = await asyncio.to_thread(self._directories.find, model, override)
                 # before this load takes a permit: the loads of an ensemble's composing models need permits
                 find = await self._composition.prepare(directory)
                 async with self._loads:
                     loaded = await self._load_versions(directory, find)
-            except BaseException:
+            except BaseException as error:
                 if override is not None and override is not kept and override.directory is not None:
                     await asyncio.to_thread(overrides.remove, override.directory)
+                brought = kept is not None and kept.directory is not None
+                if brought and override is None and isinstance(error, CharoniaError):
+                    self._outlived.add(model)
                 raise
+            finally:
+                del self._loading[model]
+            self._left_to_others.discard(model)
+            self._outlived.discard(model)
+            if request is not None and override is None:
+                self._elsewhere.end_files(model)
             if override is not kept:
                 self._lifecycle.set_override(model, override)
                 if kept is not None and kept.directory is not None:
                     self._retirement.discard_after(model, kept.directory)
         return loaded
+
+    # -- overrides of load requests, and other executors (R24, R25) ---------------------------------------------------
+
+    def requested(self, request: ModelRequested) -> None:
+        """Notes a request that this executor carries out, before it is carried out."""
+        self._elsewhere.requested(request)
+
+    def hear(self, fact: Fact) -> Collection[str]:
+        """Folds a control fact; returns the models to `agree` on."""
+        changed = self._elsewhere.apply(fact)
+        if changed:
+            self._elsewhere_changed.set()
+            self._elsewhere_changed = asyncio.Event()
+        return changed
+
+    def forget_others(self) -> None:
+        """Called when the log is a new one: all executors report again."""
+        self._elsewhere.clear()
+
+    async def _of_others(self, model: str, request: ModelRequested | None) -> Override | None:
+        """The override to load a model with that other executors serve with one which is not known here.
+
+        A configuration is taken over. Files cannot be had any more: a load that no client requested is left to those
+        executors, and raises `NotPlacedHere`; one that a client requested ends these files there, too.
+        """
+        if request is None and self._elsewhere.of(model) is not None:
+            # it may be lost, as the predecessor of this executor: then its overrides are gone, too
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lost_within_s):
+                    while self._elsewhere.of(model) is not None:
+                        await self._elsewhere_changed.wait()
+        other = self._elsewhere.of(model)
+        if other is None:
+            return None
+        if other.override_config:
+            return Override(other.override_config, request_id=other.override_id)
+        if request is not None:
+            return None
+        reason = f"executor {other.executor} serves files of a load request that came before this executor started"
+        self._left_to_others.add(model)
+        await self._leave(model, reason)
+        raise NotPlacedHere(f"{reason}; load '{name_of(model)}' again to serve it here")
+
+    async def _leave(self, model: str, reason: str) -> None:
+        """Unload all versions of a model that other executors go on with. Call it with the model's lock."""
+        for version in self._lifecycle.ready_versions(model):
+            await self._unload_version(model, version)
+        for fact in self._lifecycle.drop_failed(model):
+            await self._announcer.announce(fact)
+        override = self._lifecycle.forget(model)
+        if override is not None and override.directory is not None:
+            self._retirement.discard_after(model, override.directory)
+        await self._announcer.announce(ModelExcluded(self._executor, model, reason))
+
+    async def agree(self, model: str) -> None:
+        """Serve what other executors serve, after one of them changed: no two may differ in the files of a model."""
+        if model in self._outlived:
+            await self._end_outlived(model)
+        elif self._elsewhere.of(model) is None:
+            if model in self._left_to_others:
+                await self._load_as_others(model)
+        elif self._lifecycle.ready_versions(model) and self._lifecycle.override(model) is None:
+            await self._load_as_others(model)
+
+    async def _load_as_others(self, model: str) -> None:
+        try:
+            await self.load(model, None)
+        except NotPlacedHere as error:
+            _log.warning("%s is not served here any more: %s", model, error)
+            await self._composition.loaded(model)
+        except CharoniaError as error:
+            _log.error("failed to load %s: %s", model, error)
+
+    async def _end_outlived(self, model: str) -> None:
+        """Unload files of a load request once another executor serves the repository's instead."""
+        async with self._lock(model):
+            mine = [loaded.content_hash for (name, _), loaded in self.serving.items() if name == model]
+            if model not in self._outlived or not self._elsewhere.is_of_repository(model, mine):
+                return
+            self._outlived.discard(model)
+            reason = "a load request ended the files that were served here, and the repository's cannot be loaded here"
+            _log.warning("%s is not served here any more: %s", model, reason)
+            await self._leave(model, reason)
+        await self._composition.loaded(model)
 
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
 
@@ -397,6 +509,7 @@ class Deployment:
             self._retirement.retire(before, forget=True)
 
     def _loaded(self, loaded: LoadedVersion) -> VersionLoaded:
+        override = self._loading.get(loaded.model) or Override("")
         return VersionLoaded(
             self._executor,
             loaded.model,
@@ -408,6 +521,8 @@ class Deployment:
             loaded.load_ns,
             loaded.takes_waves,
             loaded.memory,
+            override.request_id,
+            override.config_json if override.directory is None else "",
         )
 
     def withdraw(self, loaded: LoadedVersion) -> None:
@@ -468,6 +583,8 @@ class Deployment:
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._retirement.discard_after(model, override.directory)
+            self._left_to_others.discard(model)
+            self._outlived.discard(model)
         self._release_copies(model, wanted=False)
 
     def _release_copies(self, model: str, *, wanted: bool) -> None:

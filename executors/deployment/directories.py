@@ -59,14 +59,15 @@ class Directories:
         if not request.config_json:
             return kept if kept is not None and kept.directory is None else None
         if not request.files:
-            return Override(request.config_json)
+            return Override(request.config_json, request_id=request.request_id)
         contents = await overrides.fetch(self._log, model, request.files)
         try:
-            return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+            directory = await asyncio.to_thread(overrides.write, model, contents)
         except (OSError, ValueError) as error:
             # names the file system does not take, a file where a directory has to be, no space
             _log.error("files of the load request for %s: %s", model, error)
             raise poll_failure(model) from error
+        return Override(request.config_json, directory, request.request_id)
 
     def find(self, model: str, override: Override | None) -> ModelDirectory:
         """Return the model's directory with its override. Raises R20's error. Reads files: call it in a thread."""

@@ -51,11 +51,12 @@ class Override:
     """Replaces a model's files in the repository, by a load request, until the model is unloaded (R24, R25).
 
     `directory` is the temporary model directory of a file override, None when only the configuration is overridden. A
-    file override also ends with the next load that a client requests.
+    file override also ends with the next load that a client requests. `request_id` is the id of its request.
     """
 
     config_json: str
     directory: Path | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -342,3 +344,33 @@ def test_a_file_override_needs_a_configuration_and_stays_inside(explicit: Any, t
         body = {"parameters": {"config": configuration(), **files}}
         assert post(server, "/v2/repository/models/a/load", body) == (500, {"error": text}), path
     assert factor(server, "a") == 2
+
+
+@pytest.mark.long
+def test_brought_files_outlive_one_of_two_executors(tmp_path: Path) -> None:
+    """R25: the executor that takes the place of a killed one has no such files, and must not serve the repository's."""
+    models = tmp_path / "models"
+    scaling(models, "a", 2)
+    flags = ("--executors=2", "--model-control-mode=explicit", "--load-model=a", "--heartbeat-ttl-secs=2")
+    with serving(models, tmp_path / "state", *flags) as server, client("http", server) as asking:
+        asking.load_model("a", config=configuration(), files={"file:1/model.onnx": scaling_graph(11)})
+        assert factor(server, "a") == 11
+        first, second = server.pids("executor")
+        os.kill(first, signal.SIGKILL)
+
+        def is_left_to_the_other() -> bool:
+            assert factor(server, "a") == 11
+            return "a is not loaded here: executor" in server.log()
+
+        until("the new executor has left the model to the other one", is_left_to_the_other)
+        os.kill(second, signal.SIGKILL)
+
+        def has_the_repositorys() -> bool:
+            try:
+                return factor(server, "a") == 2
+            except InferenceServerException:
+                return False
+
+        until("no executor has the files any more, and the repository's are loaded", has_the_repositorys)
+        asking.load_model("a", config=configuration(), files={"file:1/model.onnx": scaling_graph(12)})
+        assert factor(server, "a") == 12

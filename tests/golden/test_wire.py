@@ -189,6 +189,9 @@ WITH_MORE: dict[str, Fact] = {
     ),
     "version_failed_unpolled": VersionFailed("e-1", "m", 3, 1, "Internal: why", unpolled=True),
     "version_loaded_with_memory": VersionLoaded("e-1", "m", 3, "abc", 2, b"\x0a\x01m", memory={"GPU 0": 2**33}),
+    "version_loaded_overridden": VersionLoaded(
+        "e-1", "m", 3, "abc", 2, b"\x0a\x01m", override_id="4f", override_config='{"max_batch_size": 2}'
+    ),
 }
 """Kinds of an earlier release with what was added to them."""
 

@@ -110,6 +110,10 @@ class Follower:
         return await self.until(find)
 
     @classmethod
+    def has_any(cls, log: MemoryLog) -> bool:
+        return log in cls._of_logs
+
+    @classmethod
     async def close_all(cls, log: MemoryLog) -> None:
         """A reader of a real log goes on with its connection until it is closed, also behind the end of that log."""
         for follower in cls._of_logs.pop(log, []):
@@ -217,21 +221,24 @@ class Bench:
 @asynccontextmanager
 async def running(repository: Path, *, log: Any = None, **settings: Any) -> AsyncIterator[Bench]:
     log = log or MemoryLog()
+    is_outermost = not Follower.has_any(log)
     control = Follower(log, keys.CONTROL)
     settings.setdefault("model_repository", (os.fspath(repository),))
+    incarnation = settings.pop("incarnation", ME)
     backends = settings.pop("backends", None)
     link = LocalLink(ME) if settings.get("hosts_batcher") else None
-    service = create(ExecutorSettings(ME, **settings), log, backends=backends, link=link)
+    service = create(ExecutorSettings(incarnation, **settings), log, backends=backends, link=link)
     try:
         await service.start()
-        await control.fact(RepositoryScanned, ready=True)
+        await control.fact(RepositoryScanned, executor=incarnation, ready=True)
         try:
             yield Bench(log, service, control, link)
         finally:
             await service.drain(10)
             await service.close()
     finally:
-        await Follower.close_all(log)
+        if is_outermost:
+            await Follower.close_all(log)
 
 
 def x(rows: int, seed: int = 0) -> np.ndarray:

@@ -12,6 +12,7 @@ from .migrated_model import (
     DATA_TYPES,
     MigratedModel,
     MigratedTensor,
+    RefusedModel,
     load_yaml,
     mapping,
     model_name,
@@ -47,7 +48,7 @@ _CODE_FILE = "bento_*.py"
 """Stands in a step for the name of the service's file in the version directory."""
 
 
-def read(path: Path) -> list[MigratedModel]:
+def read(path: Path) -> list[MigratedModel | RefusedModel]:
     """One model for each API of the service in a `service.py`, a `bentofile.yaml` or their directory."""
     file, notes = _service_file(path)
     try:
@@ -66,6 +67,8 @@ def read(path: Path) -> list[MigratedModel]:
     if not models:
         raise InvalidArgument(f"'{file.name}' has no API: a class with @bentoml.service and methods with @bentoml.api")
     for model in models:
+        if isinstance(model, RefusedModel):
+            continue
         model.files[f"bento_{file.name}"] = file
         model.steps = [step.replace(_CODE_FILE, f"bento_{file.name}") for step in model.steps]
         for key, why in notes.items():
@@ -109,21 +112,26 @@ def _options(decorator: ast.expr | None) -> dict[str, object]:
     return found
 
 
-def _of_class(node: ast.ClassDef, file: Path) -> list[MigratedModel]:
+def _of_class(node: ast.ClassDef, file: Path) -> list[MigratedModel | RefusedModel]:
     decorator = _decorator(node, "service")
     if decorator is None:
         return []
     methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
     apis = [(part, found) for part in methods if (found := _decorator(part, "api") or _decorator(part, "task"))]
-    models = []
+    models: list[MigratedModel | RefusedModel] = []
     options = _options(decorator)
     for method, api in apis:
         name = str(options.get("name") or node.name)
         name = name if len(apis) == 1 else f"{name}_{method.name}"
-        model = MigratedModel(model_name(name, f"'{file.name}'"), f"BentoML's {file.name}, {node.name}.{method.name}")
-        _settings(model, dict(options))
-        _api(model, method, _options(api))
-        models.append(model)
+        where = f"{node.name}.{method.name}"
+        try:
+            model = MigratedModel(model_name(name, f"'{file.name}'"), f"BentoML's {file.name}, {where}")
+            _settings(model, dict(options))
+            _api(model, method, _options(api))
+        except InvalidArgument as error:
+            models.append(RefusedModel(file.name, f"{where}: {error.message}"))
+        else:
+            models.append(model)
     return models
 
 

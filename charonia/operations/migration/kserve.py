@@ -6,7 +6,7 @@ from pathlib import Path
 
 from charonia.errors import InvalidArgument
 
-from .migrated_model import MigratedModel, load_yaml, mapping, model_name, read_text, sequence, whole
+from .migrated_model import MigratedModel, RefusedModel, load_yaml, mapping, model_name, read_text, sequence, whole
 
 _PREDICTOR_WHY = {
     "minReplicas": "replicas are executors: start as many",
@@ -23,7 +23,7 @@ _REPOSITORY_FORMATS = {"triton"}
 _FILES = {"onnx": ("onnxruntime", "model.onnx")}
 
 
-def read(path: Path) -> list[MigratedModel]:
+def read(path: Path) -> list[MigratedModel | RefusedModel]:
     """The models of all InferenceServices in a file. Raises `InvalidArgument`."""
     if path.is_dir():
         raise InvalidArgument(f"'{path}' is a directory: name the YAML file that has the InferenceService")
@@ -34,7 +34,16 @@ def read(path: Path) -> list[MigratedModel]:
     ]
     if not services:
         raise InvalidArgument(f"'{path.name}' has no InferenceService")
-    return [_model(service, path) for service in services]
+    return [_read(service, path) for service in services]
+
+
+def _read(service: dict[str, object], path: Path) -> MigratedModel | RefusedModel:
+    try:
+        return _model(service, path)
+    except InvalidArgument as error:
+        metadata = service.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        return RefusedModel(path.name, f"InferenceService '{str(name or '')[:80]}': {error.message}")
 
 
 def _model(service: dict[str, object], path: Path) -> MigratedModel:

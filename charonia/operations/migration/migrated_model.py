@@ -40,6 +40,17 @@ class Unmapped:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedModel:
+    """A model that cannot be read. `file` is what describes it, `problem` names the field."""
+
+    file: str
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem if self.file in self.problem else f"'{self.file}': {self.problem}"
+
+
 @dataclass(slots=True)
 class MigratedModel:
     """A model of another server. `files` are copied to the version's directory: path there -> source path or content.

@@ -1,24 +1,27 @@
-"""`charonia migrate`: finds out what a source is, reads it, and writes the models into a repository, all or none."""
+"""`charonia migrate`: finds out what a source is, reads it, and writes the models that can be read into a repository,
+all of them or none.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from charonia.errors import InvalidArgument
 
 from . import bentoml, kserve, mlserver, torchserve
-from .migrated_model import MigratedModel, config_text
+from .migrated_model import MigratedModel, RefusedModel, config_text
 from .skeleton import skeleton
 
 
 def migrate(source: Path, kind: str, repository: Path | None) -> dict[str, Any]:
     """Read a source and, with a repository, write its models there. Returns the document.
 
-    Raises `InvalidArgument` for a source that cannot be read, and for a model that the repository has already.
+    Raises `InvalidArgument` for a source of which nothing can be read, and for a model that the repository has already.
     """
     if not source.exists():
         raise InvalidArgument(f"'{source}' does not exist")
@@ -27,17 +30,24 @@ def migrate(source: Path, kind: str, repository: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=".charonia-migrate-", dir=parent) as scratch:
         unpacked = Path(scratch) / "archive"
         unpacked.mkdir()
-        models = read(source, kind, unpacked)
+        found = read(source, kind, unpacked)
+        models = [one for one in found if isinstance(one, MigratedModel)]
+        refused = [one for one in found if isinstance(one, RefusedModel)]
+        if not models and len(refused) == 1:
+            raise InvalidArgument(str(refused[0]))
         names = [model.name for model in models]
         if len(set(names)) != len(names):
             raise InvalidArgument(f"several models of '{source}' would be called the same: {', '.join(sorted(names))}")
-        if repository is not None:
-            _write(models, repository)
+        if repository is not None and models:
+            unwritten = _write(models, repository)
+            models = [model for model in models if model.name not in unwritten]
+            refused += unwritten.values()
         return {
             "source": str(source),
             "kind": kind,
             "repository": str(repository) if repository is not None else "",
             "models": [_document(model) for model in models],
+            "refused": [{"file": one.file, "problem": one.problem} for one in refused],
         }
 
 
@@ -59,23 +69,30 @@ def kind_of(source: Path) -> str:
     raise InvalidArgument(f"what '{source}' is cannot be seen from its files: say it with --from")
 
 
-def read(source: Path, kind: str, unpacked: Path) -> list[MigratedModel]:
+def read(source: Path, kind: str, unpacked: Path) -> Sequence[MigratedModel | RefusedModel]:
     """The models of a source. An archive is unpacked into an empty directory. Raises `InvalidArgument`."""
     if kind == "torchserve":
         return torchserve.read(source, unpacked)
     return {"mlserver": mlserver.read, "bentoml": bentoml.read, "kserve": kserve.read}[kind](source)
 
 
-def _write(models: list[MigratedModel], repository: Path) -> None:
+def _write(models: list[MigratedModel], repository: Path) -> dict[str, RefusedModel]:
+    """Write the models; return those whose files cannot be copied, by name."""
     repository.mkdir(parents=True, exist_ok=True)
     taken = [model.name for model in models if os.path.lexists(repository / model.name)]
     if taken:
         raise InvalidArgument(f"'{repository}' has '{taken[0]}' already: nothing was written")
+    unwritten = {}
     with tempfile.TemporaryDirectory(prefix=".charonia-migrate-", dir=repository) as place:
         for model in models:
-            _write_model(model, Path(place) / model.name)
+            try:
+                _write_model(model, Path(place) / model.name)
+            except OSError as error:
+                unwritten[model.name] = RefusedModel(model.source, f"'{model.name}' cannot be written: {error}")
         for model in models:
-            os.rename(Path(place) / model.name, repository / model.name)
+            if model.name not in unwritten:
+                os.rename(Path(place) / model.name, repository / model.name)
+    return unwritten
 
 
 def _write_model(model: MigratedModel, directory: Path) -> None:

@@ -12,6 +12,7 @@ from .migrated_model import (
     DATA_TYPES,
     MigratedModel,
     MigratedTensor,
+    RefusedModel,
     load_json,
     mapping,
     model_name,
@@ -39,14 +40,21 @@ _SERVER_WHY = {
 }
 
 
-def read(path: Path) -> list[MigratedModel]:
+def read(path: Path) -> list[MigratedModel | RefusedModel]:
     """The model of a file, or those of a directory and the directories in it. Raises `InvalidArgument`."""
     if path.is_file():
-        return [_model(path)]
+        return [_read(path)]
     found = [path / FILE] if (path / FILE).is_file() else sorted(path.glob(f"*/{FILE}"))
     if not found:
         raise InvalidArgument(f"there is no {FILE} in '{path}'")
-    return [_model(one) for one in found]
+    return [_read(one) for one in found]
+
+
+def _read(path: Path) -> MigratedModel | RefusedModel:
+    try:
+        return _model(path)
+    except InvalidArgument as error:
+        return RefusedModel(str(path), error.message)
 
 
 def _model(path: Path) -> MigratedModel:
@@ -146,7 +154,10 @@ def _server(model: MigratedModel, directory: Path) -> None:
             settings = load_json(read_text(place / "settings.json"), str(place / "settings.json"))
             workers = settings.pop("parallel_workers", None)
             if workers is not None:
-                model.instances = whole(workers, "parallel_workers", 1024)
+                try:
+                    model.instances = whole(workers, "parallel_workers", 1024)
+                except InvalidArgument as error:
+                    raise InvalidArgument(f"'{place / 'settings.json'}': {error.message}") from None
             for key in sorted(settings):
                 model.leave_out(f"settings.json: {key}", _SERVER_WHY.get(key, "has no counterpart in a model"))
             return

@@ -379,8 +379,11 @@ def _migrate(document: dict[str, Any]) -> list[str]:
         ]
         lines += [f"    fill in {one_line(step)}" for step in model["fill_in"]]
         lines += [f"    not taken over: {one_line(one['field'])}: {one_line(one['why'])}" for one in model["unmapped"]]
+    lines += [f"not migrated: {one_line(one['file'])}: {one_line(one['problem'])}" for one in document["refused"]]
     lines += _fault_lines(document["faults"])
-    if not document["repository"]:
+    if not document["models"]:
+        lines.append("nothing was written")
+    elif not document["repository"]:
         lines.append("nothing was written: --to=REPOSITORY writes it")
     return lines
 

@@ -1,6 +1,8 @@
 """The backend `onnxruntime`: ONNX models on CPUs and NVIDIA devices.
 
-    onnx_backend         models and instances: which sessions there are, and how arrays run in them
+    onnx_backend         the backend and its models: which sessions there are
+    onnx_session         opens a file as a session, and reads the signature of its graph
+    onnx_instance        runs arrays in a session
     session_options      a configuration as the library's options of sessions and runs
     execution_providers  a configuration as providers and their options, pure
     library_setup        what all sessions of the process share: threads, an arena

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from charonia.backend import (
@@ -19,6 +20,7 @@ from charonia.backend import (
     Wants,
 )
 from charonia.errors import Unsupported
+from executors.backends.graph_specs import GraphShapes
 from executors.configuration.autofill import check_against_graph
 from executors.host.host_policy import thread_on
 
@@ -38,6 +40,7 @@ class PyTorchBackend(Backend):
     api = (1, 0)
     formats = (Format("pytorch_libtorch", ("model.pt", "model.pt2")), Format("torch_aoti", ("model.pt2",)))
     requires = (("torch", "charonia[torch]"), ("safetensors", "charonia[torch]"))
+    opens_safely = True  # the archive's list of files, and the text of an exported program
     isolation = "sandbox"
     """Importing torch holds the interpreter for a second, and model files of PyTorch are programs."""
 
@@ -81,6 +84,10 @@ class TorchModel(Model):
         """
         return await asyncio.to_thread(self._create, spec)
 
+    async def check_instance(self, spec: InstanceSpec) -> None:
+        """Raise what keeps an instance from being made, as far as it is known without torch."""
+        await asyncio.to_thread(_planned, spec)
+
     def memory(self) -> list[MemoryUse]:
         """What the weights and states of its programs take; nothing of compiled packages, which do not say it."""
         with LOADING:
@@ -97,14 +104,9 @@ class TorchModel(Model):
 
     def _create(self, spec: InstanceSpec) -> TorchInstance:
         source = spec.source
-        path, form = model_file(source)
-        check_tensors(source.config)
+        path, form, settings, shapes = _planned(spec)
         if form is Form.PACKAGE:
             source.check_native_code(f"'{path.name}' is {form.value}")
-        if form is Form.PROGRAM:
-            check_against_graph(source.config, _tensors(source, read_program(source, path)))
-        settings = TorchSettings.of(spec, form)
-        shapes = wanted_graphs(spec, form, settings)
         shared = settings.shares_weights or form in (Form.PROGRAM, Form.PACKAGE)
         with LOADING, thread_on(spec.cores):
             torch = library()
@@ -120,6 +122,17 @@ class TorchModel(Model):
                     self._shared[str(device)] = program, rows
             graphs = CapturedRuns(torch, spec, device, shapes) if shapes else None
             return TorchInstance(torch, spec, program, settings, device, rows, stateless=shared, graphs=graphs)
+
+
+def _planned(spec: InstanceSpec) -> tuple[Path, Form, TorchSettings, list[GraphShapes]]:
+    """The file of an instance, its form, how it runs, and the shapes that it records. Imports no torch."""
+    source = spec.source
+    path, form = model_file(source)
+    check_tensors(source.config)
+    if form is Form.PROGRAM:
+        check_against_graph(source.config, _tensors(source, read_program(source, path)))
+    settings = TorchSettings.of(spec, form)
+    return path, form, settings, wanted_graphs(spec, form, settings)
 
 
 def _runners(spec: InstanceSpec) -> int:

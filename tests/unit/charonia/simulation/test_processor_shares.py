@@ -14,12 +14,12 @@ MS = 1_000_000
 def said(
     executor: str = "e-1", host: str = "a", processors: float = 4.0, tree: int = 1, seconds: float = 10.0,
     busy: float = 0.0, server: float = 0.0, instances: float = 0.0, ran: float = 0.0, batches: int = 100,
-    shared: int = 0,
+    shared: int = 0, at: float = 7.0,
 ) -> list[Said]:  # fmt: skip
     """What an executor said twice, so many seconds apart; all amounts are seconds, those before the first are left."""
-    first = ProcessorUse(host, processors, tree, 7 * S, 3 * S, 2 * S, 1 * S, 5 * S, 1000, shared)
+    first = ProcessorUse(host, processors, tree, round(at * S), 3 * S, 2 * S, 1 * S, 5 * S, 1000, shared)
     last = ProcessorUse(
-        host, processors, tree, round((7 + seconds) * S), round((3 + busy) * S), round((2 + server) * S),
+        host, processors, tree, round((at + seconds) * S), round((3 + busy) * S), round((2 + server) * S),
         round((1 + instances) * S), round((5 + ran) * S), 1000 + batches, shared,
     )  # fmt: skip
     return [(executor, first), (executor, last)]
@@ -61,6 +61,27 @@ TWO = [
         ([*said("e-1", server=1.0, instances=0.5, ran=1.0, shared=8),
           *said("e-2", server=2.0, instances=2.0, ran=1.0, shared=9)],
          [ProcessorShares("a", 4.0, 0.0, 0.5, 5 * MS), ProcessorShares("a", 4.0, 0.0, 2.0, 0.0)]),
+        # one machine that was started again, which changed its number
+        ([*said("e-1", busy=6.0, server=5.0, instances=4.0, ran=5.0, shared=8),
+          *said("e-2", busy=6.0, server=5.0, instances=4.0, ran=5.0, shared=9, at=80.0)],
+         [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS)]),
+        # twice, beside another one whose host has the same name all the time
+        ([*said("e-1", busy=6.0, server=5.0, instances=4.0, ran=5.0, shared=8),
+          *said("e-2", busy=6.0, server=5.0, instances=4.0, ran=5.0, shared=9, at=80.0),
+          *said("e-3", busy=6.0, server=5.0, instances=4.0, ran=5.0, shared=6, at=180.0),
+          *said("e-4", seconds=190.0, server=20.0, instances=19.0, ran=38.0, shared=7)],
+         [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS), ProcessorShares("a", 4.0, 0.0, 0.5, 10 * MS)]),
+        # an executor of an earlier release beside one of this
+        ([*said("e-1", busy=6.0, server=2.5, instances=2.0, ran=2.0, shared=9),
+          *said("e-2", tree=2, busy=6.0, server=2.5, instances=1.0, ran=2.0, batches=50)],
+         [ProcessorShares("a", 4.0, 0.1, 0.75, 2 / 150 * S)]),
+        # of two machines of its name it may be either
+        ([*said("e-1", server=1.0, instances=0.5, ran=1.0, shared=8), *said("e-2", server=1.0, instances=0.5, ran=1.0),
+          *said("e-3", server=1.0, instances=0.5, ran=1.0, shared=9)],
+         [ProcessorShares("a", 4.0, 0.0, 0.5, 5 * MS)] * 3),
+        # an executor that was started again did not use the processors twice
+        ([*ALONE, *said("e-2", tree=2, busy=6.0, server=5.0, instances=4.0, ran=5.0, at=20.0)],
+         [ProcessorShares("a", 4.0, 0.1, 0.8, 10 * MS)]),
         # a device computes, the processors wait
         (said(busy=1.0, server=1.0), [ProcessorShares("a", 4.0, 0.0, 0.0, 10 * MS)]),
         # too short, too few batches, once, never

@@ -8,6 +8,7 @@ import pytest
 
 from charonia.errors import InvalidArgument
 from charonia.facts.processor_use import ProcessorUse
+from charonia.simulation.processor_shares import shares_of
 from charonia.simulation.recorded_requests import Outcome, batches_of
 from charonia.simulation.trace_recording import trace_recordings
 
@@ -44,6 +45,25 @@ def test_one_of_a_batch_says_what_the_processors_did() -> None:
     assert found.said == (("e-1", use),)
     with pytest.raises(InvalidArgument, match="no trace file: no use of processors"):
         trace_recordings([traced(1, 100, (1000, 2000), {**about, "charonia.processor_use": "h 2"})], ())
+
+
+def test_a_recorded_machine_that_starts_again_is_one() -> None:
+    """An executor of this release, then of an earlier one beside it, a reboot, and the first one again."""
+    second = 1_000_000_000
+    objects = []
+    starts = [("e-1", "b", 1, 8), ("e-0", "b", 2, 0), ("e-2", "b", 1, 9)]
+    for number, (executor, host, tree, shared) in enumerate(starts):
+        for beat in range(11):
+            at_ns = (20 * (executor == "e-2") + beat) * second
+            used = beat * second // 2
+            use = ProcessorUse(host, 2.0, tree, at_ns, 2 * used, used, used, used, 10 * beat, shared)
+            name = f"b-{number}-{beat}"
+            about = {"charonia.executor": executor, "charonia.batch_id": name, "charonia.processor_use": use.text()}
+            objects += traced(len(objects) + 1, at_ns + 1, (at_ns + 2, at_ns + 3), about)
+    (found,) = trace_recordings([objects], ()).values()
+    assert len(found.said) == 33
+    (machine,) = shares_of(found.said)
+    assert (machine.host, machine.processors, machine.others, machine.share) == ("b", 2.0, 0.0, 1.0)
 
 
 def test_without_attributes_equal_times_are_a_batch() -> None:

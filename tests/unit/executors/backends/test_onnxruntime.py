@@ -9,7 +9,6 @@ import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -19,8 +18,6 @@ from onnx import TensorProto, helper
 
 from charonia.backend import (
     BatchInstance,
-    DeviceLost,
-    GraphSignature,
     InstanceSpec,
     Interrupted,
     InterruptibleInstance,
@@ -33,7 +30,6 @@ from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from executors.backends.model_files import model_path
 from executors.backends.onnxruntime import OnnxRuntimeBackend
-from executors.backends.onnxruntime.onnx_backend import OnnxRuntimeInstance, _find_cuda, _Session
 from executors.backends.registry import BackendRegistry
 from executors.configuration.config import normalise
 
@@ -310,18 +306,6 @@ async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path
         await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG), "GPU"))
 
 
-def test_cuda_is_looked_for_in_its_wheels_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    library = SimpleNamespace(preload_dlls=lambda *, directory: asked.append(directory))
-    _find_cuda(library)
-    assert asked == []
-    (tmp_path / "nvidia" / "cu13").mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    _find_cuda(SimpleNamespace())  # before 1.21
-    _find_cuda(library)
-    assert asked == [""]
-
-
 def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = source(tmp_path, "")
     assert BackendRegistry().of(wanted).name == "onnxruntime"
@@ -454,21 +438,3 @@ async def test_an_execution_that_would_not_end_can_be_interrupted(tmp_path: Path
     with pytest.raises(Interrupted):
         await endless
     assert instance.execute({"n": np.array([5])}, ["c"])["c"] == [5], "it can be used afterwards"
-
-
-@pytest.mark.parametrize(("provider", "kind"), [("CUDA", DeviceLost), ("CPU", InternalError)])
-def test_a_gpu_that_the_library_reports_lost(provider: str, kind: type[Exception]) -> None:
-    """The library's own words for an address that a kernel may not read; a graph on the CPU may say what it likes."""
-
-    def run(*_: object) -> None:
-        raise RuntimeError(
-            "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
-            "hostname=h ; file=cuda_execution_provider.cc ; line=428 ; expr=cudaStreamSynchronize(stream_);"
-        )
-
-    session = SimpleNamespace(run=run, get_providers=lambda: [f"{provider}ExecutionProvider", "CPUExecutionProvider"])
-    interface = ModelInterface.of(normalise(parse('name: "m" backend: "onnxruntime"')))
-    opened = _Session(session, GraphSignature((), ()), lambda: SimpleNamespace(terminate=False))
-    with pytest.raises(kind, match="CUDA failure 700") as raised:
-        OnnxRuntimeInstance(interface, opened).execute({}, ["y"])
-    assert type(raised.value) is kind

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, Never
 
@@ -12,6 +14,7 @@ from onnx import TensorProto, helper
 
 from charonia.backend import Backend, ModelSource
 from charonia.errors import CharoniaError
+from executors.backends import registry
 from executors.backends.registry import BackendRegistry
 from executors.checking import repository_check
 from executors.checking.offline_models import OfflineModels
@@ -49,6 +52,15 @@ def graph() -> bytes:
     return bytes(
         helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
     )
+
+
+def archive(*names: str) -> bytes:
+    """A zip archive as PyTorch writes them, with one folder at its root."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        for name in names:
+            made.writestr(f"model/{name}", b"")
+    return buffer.getvalue()
 
 
 def build(root: Path, models: dict[str, dict[str, str]]) -> Path:
@@ -181,6 +193,66 @@ async def test_a_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     build(tmp_path, {"m": {"1/model.onnx": "nonsense"}})
     (fault,) = (await checked(tmp_path)).faults
     assert (fault.file, fault.expected) == ("m/1/model.onnx", "a file that its backend can load")
+
+
+@pytest.mark.parametrize("repository", ["plain", "with spaces, and: others"])
+async def test_a_file_whose_path_has_spaces_is_named(repository: str, tmp_path: Path) -> None:
+    written = {"config.pbtxt": f'{ONNX}default_model_filename: "my model.onnx"\n', "1/my model.onnx": "no graph"}
+    report = await checked(build(tmp_path / repository, {"m": written}))
+    (fault,) = report.faults
+    assert fault.file == "m/1/my model.onnx", fault
+    assert fault.expected == "a file that its backend can load"
+
+
+TORCH = PYTHON.replace('"python"', '"pytorch"')
+AUTOCAST = TORCH + 'parameters { key: "charonia.autocast" value: { string_value: "fp8" } }'
+TORCH_FAULTS: dict[str, tuple[str, bytes, str, str]] = {
+    "no archive": (TORCH, b"no archive", "'model.pt' is no archive", "m/1/model.pt"),
+    "weights alone": (TORCH, archive("data.pkl"), "holds weights and no model", "m/1/model.pt"),
+    "no input": (
+        TORCH.replace("input [", "output ["), archive("code/__torch__.py"), "at least one input", "m/config.pbtxt",
+    ),
+    "a wrong parameter": (AUTOCAST, archive("code/__torch__.py"), "must be bf16 or fp16", "m/config.pbtxt"),
+    "half an exported program": (TORCH, archive("models/model.json"), "cannot be read", "m/1/model.pt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TORCH_FAULTS)
+async def test_what_torch_is_not_needed_to_see_in_its_files_is_a_fault(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_importable", lambda _module: True)
+    config, content, problem, file = TORCH_FAULTS[name]
+    build(tmp_path, {"m": {"config.pbtxt": config}})
+    (tmp_path / "m/1").mkdir()
+    (tmp_path / "m/1/model.pt").write_bytes(content)
+    (fault,) = (await checked(tmp_path)).faults
+    assert problem in fault.problem
+    assert fault.file == file
+
+
+async def test_a_torchscript_that_only_torch_can_load_has_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_importable", lambda _module: True)
+    build(tmp_path, {"m": {"config.pbtxt": TORCH}, "missing": {"config.pbtxt": TORCH, "1/other.pt": ""}})
+    (tmp_path / "m/1").mkdir()
+    (tmp_path / "m/1/model.pt").write_bytes(archive("code/__torch__.py", "data.pkl"))
+    report = await checked(tmp_path)
+    assert [fault.model for fault in report.faults] == ["missing"]
+    assert "unable to find" in report.faults[0].problem
+    assert [(note.model, note.text.partition(":")[0]) for note in report.notes] == [
+        ("m", "its file was read, not loaded")
+    ]
+
+
+async def test_a_stray_configuration_hides_no_other_note(tmp_path: Path) -> None:
+    build(tmp_path, {"m": {"config.pbtxt": ONNX, "1/model.onnx": "onnx"}, " ": {}})
+    (tmp_path / "config.pbtxt").write_text(ONNX)
+    (tmp_path / "model.onnx").write_bytes(graph())
+    notes = [note.text for note in (await checked(tmp_path)).notes if not note.model]
+    no_part = "is no directory, and no part of the repository"
+    assert notes == [f"'config.pbtxt' {no_part}", f"'model.onnx' {no_part}", "' ' cannot be a model's name"]
 
 
 async def test_a_models_directory_is_no_repository(tmp_path: Path) -> None:

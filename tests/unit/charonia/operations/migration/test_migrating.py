@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -129,6 +130,74 @@ def test_mlserver(tmp_path: Path) -> None:
     fields = unmapped(document, "iris")
     assert {"parameters.version", "implementation", "warm_workers", "settings.json: http_port"} <= set(fields)
     assert {"inputs.x.parameters", "outputs.y.shape", "parameters.content_type"} <= set(fields)
+
+
+def test_settings_that_cannot_be_read_keep_no_other_model_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {
+        "broken": "{",
+        "nameless": '{"name": "///"}',
+        "sized": json.dumps({**MLSERVER, "name": "sized", "max_batch_size": "many"}),
+        "typed": json.dumps({"name": "typed", "inputs": [{**ARRAY, "datatype": "FLOAT"}]}),
+        "workers": '{"name": "workers"}',
+    }
+    for name, text in {**bad, "iris": json.dumps(MLSERVER), "zoo": '{"name": "zoo"}'}.items():
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "model-settings.json").write_text(text)
+    (tmp_path / "all/workers/settings.json").write_text('{"parallel_workers": "all"}')
+    assert main(["migrate", str(tmp_path / "all"), "--to", str(tmp_path / "models"), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [model["model"] for model in document["models"]] == ["iris", "zoo"]
+    assert sorted(configs(tmp_path / "models")) == ["iris", "zoo"]
+    refused = {Path(one["file"]).parent.name: one["problem"] for one in document["refused"]}
+    assert list(refused) == list(bad)
+    assert "is not JSON" in refused["broken"]
+    assert "has no name" in refused["nameless"]
+    assert refused["sized"] == "'max_batch_size' must be a number from 0 to 2147483647, got 'many'"
+    assert "'inputs' has a tensor" in refused["typed"]
+    assert "settings.json': 'parallel_workers' must be a number" in refused["workers"]
+    assert main(["migrate", str(tmp_path / "all")]) == 1
+    said = capsys.readouterr().out
+    assert f"not migrated: {tmp_path}/all/sized/model-settings.json: 'max_batch_size' must be a number" in said
+    assert "iris: from MLServer's model-settings.json" in said
+
+
+def test_a_file_that_cannot_be_copied_keeps_no_other_model_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("iris", "zoo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model-settings.json").write_text(json.dumps({**MLSERVER, "name": name}))
+        (tmp_path / name / "model.joblib").write_bytes(b"weights")
+    copy = shutil.copyfile
+
+    def copyfile(source: Path, target: Path) -> Any:
+        if source.parent.name == "iris":
+            raise PermissionError(13, "Permission denied", str(source))
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)  # the superuser may read every file
+    document = migrate(tmp_path, "", tmp_path / "models")
+    assert [model["model"] for model in document["models"]] == ["zoo"]
+    assert os.listdir(tmp_path / "models") == ["zoo"]
+    assert "Permission denied" in document["refused"][0]["problem"]
+
+
+def test_one_service_that_cannot_be_read_keeps_no_other_back(tmp_path: Path) -> None:
+    bad = "---\nkind: InferenceService\nmetadata: {name: neither}\nspec: {predictor: {}}\n"
+    (tmp_path / "s.yaml").write_text(KSERVE + bad)
+    document = migrate(tmp_path / "s.yaml", "", None)
+    assert [model["model"] for model in document["models"]] == ["custom", "ready"]
+    assert [one["file"] for one in document["refused"]] == ["s.yaml"]
+    assert "'neither' has neither a model nor containers" in document["refused"][0]["problem"]
+    (tmp_path / "service.py").write_bytes(
+        BENTO_API % b"int"
+        + b"    @bentoml.api(batchable=True, max_batch_size=-1)\n    def g(self, a: int) -> int: ...\n"
+    )
+    document = migrate(tmp_path / "service.py", "", None)
+    assert [model["model"] for model in document["models"]] == ["A_f"]
+    assert document["refused"][0]["problem"].startswith("A.g: 'max_batch_size' must be a number")
 
 
 def test_bentoml_is_parsed_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,194 @@
+"""Two executors of a model; one was not there when a load request brought a configuration or files (R24, R25)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from executor_bench import WEIGHTS, Bench, linear, running
+from memory_log.log import MemoryLog
+
+from charonia import keys
+from charonia.facts.events import (
+    FIELD_FACT,
+    ModelExcluded,
+    ModelRequested,
+    ModelRequestFinished,
+    ProcessLeft,
+    VersionLoaded,
+    pack_fact,
+)
+from protos.model_config_pb2 import ModelConfig
+
+CONFIG = '{"name": "m", "backend": "onnxruntime", "max_batch_size": "16"}'
+
+
+class Two:
+    """Executors over one log."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self._serial = 0
+        self.benches: dict[str, Bench] = {}
+
+    @asynccontextmanager
+    async def executor(self, name: str, repository: Path, *load: str) -> AsyncIterator[Bench]:
+        await asyncio.to_thread(repository.mkdir, exist_ok=True)
+        settings: dict[str, Any] = {"model_control_mode": "explicit", "load_model": load, "exit_on_error": True}
+        async with running(repository, log=self.log, incarnation=name, **settings) as bench:
+            self.benches[name] = bench
+            yield bench
+        del self.benches[name]
+
+    async def request(self, action: str, **fields: Any) -> dict[str, str]:
+        """Ask all executors, and return their errors by executor."""
+        self._serial += 1
+        fact = ModelRequested(action, "m", f"request-{self._serial}", **fields)
+        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+        errors = {}
+        for name, bench in self.benches.items():
+            wanted = {"executor": name, "request_id": fact.request_id}
+            errors[name] = (await bench.control.fact(ModelRequestFinished, **wanted)).error
+        return errors
+
+    async def bring(self, path: Path, version: int = 1) -> dict[str, str]:
+        """Have all executors load `m` from a file."""
+        await self.log.put_blob("blob", await asyncio.to_thread(path.read_bytes), 60)
+        return await self.request("load", config_json=CONFIG, files={f"{version}/model.onnx": "blob"})
+
+    async def lost(self, executor: str) -> None:
+        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessLeft("executor", executor, "lost"))])
+
+    def served(self, executor: str) -> dict[int, str]:
+        """The content that an executor serves of `m`, by version; what only drains does not count."""
+        deployment = self.benches[executor].service._deployment
+        ready = deployment._lifecycle.ready_versions("m")
+        return {version: deployment.serving["m", version].content_hash for version in ready}
+
+    async def until_served(self, executor: str, wanted: dict[int, str]) -> None:
+        async with asyncio.timeout(30):
+            while self.served(executor) != wanted:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def two() -> Two:
+    return Two()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Holds `m`."""
+    linear(tmp_path / "repository" / "m" / "1" / "model.onnx")
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def brought(tmp_path: Path) -> Path:
+    path = tmp_path / "brought.onnx"
+    linear(path, WEIGHTS * 5)
+    return path
+
+
+async def test_an_executor_that_starts_leaves_brought_files_to_those_that_have_them(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    async with two.executor("e-1", repository, "m"):
+        of_repository = two.served("e-1")
+        assert await two.bring(brought) == {"e-1": ""}
+        of_request = two.served("e-1")
+        assert of_request != of_repository
+        async with two.executor("e-2", repository, "m") as second:
+            assert two.served("e-2") == {}
+            excluded = await second.control.fact(ModelExcluded, executor="e-2")
+            assert excluded.reason.startswith("executor e-1 serves files of a load request that came before")
+            assert two.served("e-1") == of_request
+            # a load of the repository's files ends what the request brought, everywhere
+            assert await two.request("load") == {"e-1": "", "e-2": ""}
+            assert two.served("e-1") == two.served("e-2") == of_repository
+            assert await two.bring(brought) == {"e-1": "", "e-2": ""}
+            assert two.served("e-1") == two.served("e-2") == of_request
+
+
+async def test_the_repositorys_files_are_served_once_no_executor_has_the_brought_ones(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    async with two.executor("e-1", repository, "m"):
+        of_repository = two.served("e-1")
+        await two.bring(brought)
+        async with two.executor("e-2", repository, "m"):
+            assert two.served("e-2") == {}
+            await two.lost("e-1")
+            await two.until_served("e-2", of_repository)
+
+
+async def test_an_executor_that_starts_takes_a_configuration_over(two: Two, repository: Path) -> None:
+    def sizes(bench: Bench, executor: str) -> list[int]:
+        facts = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.executor == executor]
+        return [ModelConfig.FromString(fact.config).max_batch_size for fact in facts]
+
+    async with two.executor("e-1", repository, "m"):
+        await two.request("load", config_json=CONFIG)
+        async with two.executor("e-2", repository, "m") as second:
+            assert sizes(second, "e-2") == [16]
+            assert two.served("e-1") == two.served("e-2")
+            assert await two.request("load") == {"e-1": "", "e-2": ""}
+            assert two.served("e-1") == two.served("e-2"), "a plain load keeps it at both (R24)"
+            await two.request("unload")
+            await two.request("load")
+            assert two.served("e-1") == two.served("e-2")
+            assert sizes(second, "e-2") == [16, 4]
+
+
+async def test_an_executor_that_gets_a_plain_load_takes_a_configuration_over(two: Two, repository: Path) -> None:
+    async with two.executor("e-1", repository):
+        await two.request("load", config_json=CONFIG)
+        async with two.executor("e-2", repository):
+            assert two.served("e-2") == {}
+            await two.request("load")
+            assert two.served("e-1") == two.served("e-2") != {}
+
+
+async def test_brought_files_end_where_the_repository_lacks_the_model_and_another_has_it(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    """R25: a plain load ends the files of an earlier request."""
+    async with two.executor("e-1", repository, "m"), two.executor("e-2", repository.parent / "empty") as second:
+        of_repository = two.served("e-1")
+        assert await two.bring(brought, 7) == {"e-1": "", "e-2": ""}
+        assert list(two.served("e-2")) == [7]
+        refused = "failed to load 'm', failed to poll from model repository"
+        assert await two.request("load") == {"e-1": "", "e-2": refused}
+        await two.until_served("e-2", {})
+        assert two.served("e-1") == of_repository
+        excluded = await second.control.fact(ModelExcluded, executor="e-2")
+        assert "the repository's cannot be loaded here" in excluded.reason
+        assert await two.bring(brought, 7) == {"e-1": "", "e-2": ""}
+        assert two.served("e-1") == two.served("e-2")
+
+
+async def test_brought_files_stay_where_no_repository_has_the_model(two: Two, tmp_path: Path, brought: Path) -> None:
+    """As in Triton: the load fails, and what is served goes on."""
+    async with two.executor("e-1", tmp_path / "one"), two.executor("e-2", tmp_path / "other"):
+        await two.bring(brought)
+        served = two.served("e-1")
+        errors = await two.request("load")
+        assert all("failed to poll" in error for error in errors.values())
+        assert two.served("e-1") == two.served("e-2") == served != {}
+
+
+async def test_files_that_were_not_known_of_at_the_start_are_left_to_others(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    """The request came before this executor began to listen, and another reports the files of it later."""
+    async with two.executor("e-2", repository, "m") as second:
+        served = second.service._deployment.serving["m", 1]
+        late = VersionLoaded("e-1", "m", 1, "other", 1, served.source.config.SerializeToString(), override_id="before")
+        await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(late)])
+        await two.until_served("e-2", {})
+        await two.lost("e-1")
+        await two.until_served("e-2", {1: served.content_hash})
