@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from batcher.entries.carriers import carried_of
@@ -29,6 +29,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
 from charonia.inference import InferenceRequest
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.tasks import insist
 from charonia.traces.contexts import Traced
 from charonia.wire import FILE, FLAG_JOURNALLED, FLAG_TIMED, Lineage, Reference, RequestRecord, ResponseRecord
@@ -174,10 +175,6 @@ class Submission:
             self.cached.give_up(flight.id)
         self._requester.withdraw(flight)
 
-    def cancel_left(self, model: str, step: bytes) -> None:
-        """A step that another owner asked for is awaited by no request: cancel it unless it has ended meanwhile."""
-        self._requester.cancels.keep(model, step)
-
     def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
         """The step may send `count` responses from now on."""
         flight = self.flights.get(step_id(request_id, step, path))
@@ -315,20 +312,32 @@ class StepPacker:
         if record.trace is not None:
             asked.trace = Traced(record.trace.context.child(flight.id[:8]))
         flight.record = request_record(
-            *(flight.id, self._endpoint, asked, admitted, flight.level, flags, reference, self._lineage(record)),
+            *(
+                flight.id,
+                self._endpoint,
+                asked,
+                admitted,
+                flight.level,
+                flags,
+                reference,
+                self._lineage(record, step.served),
+            ),
             tenant=flight.tenant,
             sequence=mark if mark.correlation_id else None,  # within the scope of the ensemble's own sequence (S52)
             window=flight.decision.window,
         )
         flight.size_bytes = len(flight.record) + (reference.size_bytes if reference is not None else 0)
 
-    def _lineage(self, record: RequestRecord) -> Lineage | None:
+    def _lineage(self, record: RequestRecord, served: ServedVersion) -> Lineage | None:
         """The caller context of a step: complete when a model made the request, otherwise only its tenant."""
         lineage = record.lineage
-        if lineage is None or not lineage.ancestors:
-            return lineage
-        # an ensemble can end before its step only by failing
-        return lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
+        if lineage is not None and lineage.ancestors:
+            # an ensemble can end before its step only by failing
+            lineage = lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
+        if served.interface.decoupled or served.interface.scheduling == ENSEMBLE_SCHEDULING:  # it may never end
+            return replace(lineage or Lineage(), step_of=(self._ensemble, record.id))
+        # an ensemble's request may be a step itself
+        return lineage if lineage is None or lineage.step_of is None else replace(lineage, step_of=None)
 
     def _served(self, model: str, version: int) -> ServedVersion:
         """The version that a step calls: one that is being unloaded still takes steps of accepted requests (R27)."""
