@@ -526,6 +526,18 @@ async def test_jobs_of_an_older_release_are_found_too() -> None:
     assert handler.cancelled == ["a", "b"]
 
 
+@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_a", "resp_b"]), (True, [])])
+async def test_only_jobs_that_are_not_to_be_stored_are_forgotten(store: bool, deleted: list[str]) -> None:
+    handler: Any = _Left({"m": {"batch_1:3:0:parts:line": "a", "batch_1:3:0:line": "b", "batch_1:4:0:line": "c"}})
+    texts: Any = SimpleNamespace(models=_Models())
+    responses: Any = _Responses(handler, _Resumable())
+    run = BatchRun(BatchState("batch_1", endpoint="/v1/responses", expires_s=EXPIRES_S), 1, ANYONE, Counts())
+    nothing: Any = None
+    lines = ModelLines(handler, texts, nothing, responses)
+    await lines.forget(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
+    assert (sorted(responses.deleted), handler.cancelled) == (deleted, [])
+
+
 @pytest.mark.parametrize("is_response", [True, False])
 async def test_the_model_of_a_job_is_named_before_the_job_is_there(is_response: bool) -> None:
     happened: list[str] = []
