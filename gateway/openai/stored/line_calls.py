@@ -130,14 +130,15 @@ class ModelLines:
 
     async def _models(self, run: BatchRun, line: BatchLine) -> Collection[str]:
         """The models that may have jobs of a line: those that were asked, and the line's own, which a gateway of an
-        older release asked without a word. A batch that one started names none: where the line's model is not served
-        at present, those are all that have had jobs.
+        older release asked without a word. A batch that one started names none, and the line's name may have led to
+        another model then: those are all that have had jobs.
         """
-        asked = run.state.asked
+        if run.state.asked is None:
+            return await self._handler.jobs.queries.models()
         try:
-            return (asked or set()) | {self._texts.models.find(line.body["model"]).served.model}
+            return run.state.asked | {self._texts.models.find(line.body["model"]).served.model}
         except ApiError:
-            return asked if asked is not None else await self._handler.jobs.queries.models()
+            return run.state.asked
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """See `LineCalls`."""
