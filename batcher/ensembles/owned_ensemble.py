@@ -388,12 +388,20 @@ class OwnedEnsemble(OwnedModel):
         """Send again the steps that the log lost; forget answers no request will need. Raises what the log raises."""
         self._flights.remind()
         # a request that is still being begun may have answers that a former owner asked for
-        if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
-            self._look_after_aside()
-        if monotonic_ns() >= self._swept_ns + _SWEEP_NS:
-            self._swept_ns = monotonic_ns()
-            self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
-            self._directory.tidy()
+        forgets = self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun()
+        sweeps = monotonic_ns() >= self._swept_ns + _SWEEP_NS
+        if forgets or sweeps:
+            # one that stalled does not know what belongs to the requests of the next owner
+            if (await self.log.owner(self.model))[1] != self.token:
+                self.step_down()
+            if self.closed:
+                return
+            if forgets:
+                self._look_after_aside()
+            if sweeps:
+                self._swept_ns = monotonic_ns()
+                self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
+                self._directory.tidy()
         await self._flights.look_after_lost()
 
     def _look_after_aside(self) -> None:

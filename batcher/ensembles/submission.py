@@ -24,7 +24,7 @@ from charonia.calls.requester import Requester
 from charonia.calls.waiters import OpenRequest
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, LogUnavailable
+from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
@@ -48,9 +48,18 @@ class StepEntryPacker(EntryPacker):
     """Retries until accepted: an accepted request must be able to go on, so its steps have no bounds of their own."""
 
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
-        """If the log may have taken a step, this is looked up, so that no step is sent twice."""
+        """If the log may have taken a step, this is looked up, so that no step is sent twice. One that the log will
+        never take fails.
+        """
         if not isinstance(error, CharoniaError):
             raise error
+        if isinstance(error, InvalidArgument):
+            if len(entry) == 1:
+                entry[0].failed(error)
+            else:
+                for request in entry:
+                    await self._accept([request])
+            return []
         _log.warning("steps of model '%s' were not accepted, trying again: %s", self._model, error)
         await asyncio.sleep(_RETRY_S)
         entry = [request for request in entry if not request.withdrawn]
@@ -110,7 +119,7 @@ class Submission:
 
     def await_step(self, decision: SubmitStep) -> Flight:
         """The step is awaited from now on, and not sent yet."""
-        step, flight = decision.step, Flight(decision)
+        step, flight = decision.step, Flight(decision, self._not_taken)
         if step.decoupled:
             held = self._catalog.held(step.model)
             served = held.get(step.version) or (held[max(held)] if held else None)
@@ -160,6 +169,15 @@ class Submission:
         """The log has the step, or its answer."""
         flight.sent = flight.accepted = True
         flight.record = b""
+
+    def _not_taken(self, flight: Flight, error: CharoniaError) -> None:
+        """The log does not take a step."""
+        if self.flights.get(flight.id) is not flight:
+            return
+        self.done(flight)
+        if self.cached is not None:
+            self.cached.give_up(flight.id)
+        self._refused(flight, error)
 
     def done(self, flight: Flight) -> None:
         """A step has sent its last answer, or is no longer awaited."""

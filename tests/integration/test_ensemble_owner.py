@@ -23,6 +23,7 @@ from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, Limits, Reply
+from charonia.eventlog.refusal_texts import string_too_large
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,
@@ -112,7 +113,7 @@ CONFIGS = {
 
 
 class FailingLog(MemoryLog):
-    """Refuses the next steps of a model: before they are written, or after, when nobody can know.
+    """Refuses the next steps of a model: before they are written, or after, when nobody can know, or as too large.
 
     Who reads the stream `slow` waits until `go`.
     """
@@ -131,6 +132,8 @@ class FailingLog(MemoryLog):
 
     async def accept(self, model: str, *arguments: Any, **more: Any) -> None:
         when = self.failing[model].pop() if self.failing.get(model) else ""
+        if when == "too large":
+            raise string_too_large(1 << 30)
         if when != "before":
             await super().accept(model, *arguments, **more)
         if when:
@@ -373,6 +376,18 @@ async def test_a_log_that_fails_is_asked_again_and_nothing_is_asked_twice(world:
     assert await world.log.range(keys.queue("b", 0), world._seen["b"]) == []
 
 
+async def test_a_step_that_the_log_can_never_take_ends_its_request(world: World) -> None:
+    """Its inputs may be answers of several steps, each as large as an answer may be."""
+    world.log.failing["b"] = ["too large"] * 1000
+    await world.ask()
+    await play(world, "a")
+    error = await world.outcome()
+    assert error.code.name == "INVALID_ARG"
+    assert error.message.startswith("in ensemble 'e', 1073741824 bytes are more than the event log takes at once")
+    assert len(world.log.failing["b"]) == 999
+    await world.until_tidy()
+
+
 async def test_a_step_that_fails_ends_its_request(world: World) -> None:
     await world.ask()
     await play(world, "a")
@@ -451,6 +466,19 @@ async def test_answers_are_kept_for_a_request_that_comes_to_their_step_later(wor
     assert await world.outcome() == [9.0]
     assert await world.log.pending("b") == (0, 0)
     await world.until_tidy()
+
+
+async def test_a_former_owner_deletes_no_answers(world: World) -> None:
+    """It stalled, and does not know the requests that their steps belong to."""
+    stream = keys.replies(keys.ensemble_endpoint("e"))
+    former = world.owned
+    assert await world.log.take_ownership("e", "batcher-2", "batcher-1") > former.token
+    await world.log.append(stream, record_fields([pack_response(bytes(16), "a", 1, [], {})]))
+    await world.until(lambda: former._answers.any_aside)
+    await former.look_after()
+    await former.settled()
+    assert await world.log.range(stream)
+    assert former.closed
 
 
 async def test_answers_that_a_request_may_need_are_not_kept_without_a_bound(
