@@ -75,6 +75,7 @@ command or script ever names keys of two slots.
     ofl:<tenant>             sorted set of a tenant's files by when they were made
     ofl:e:<tenant>           stream of the uploads that are being made files, whose order says which fit; expires
     ob:<batch>               facts about a batch of the OpenAI API (`gateway.openai.stored.batch_facts`)
+    ob:{ob:<batch>}          the fence of those facts, in their slot: the largest token of a gateway that drove it
     obr:<batch>              results of its lines, deleted when it has ended
     obp:<batch>              how far it is
     obl:<tenant>             sorted set of a tenant's batches by when they were made
@@ -357,6 +358,11 @@ def ending_files(tenant: str) -> bytes:
 
 def batch_facts(batch_id: str) -> bytes:
     return f"ob:{batch_id}".encode()
+
+
+def batch_fence(batch_id: str) -> bytes:
+    """In the slot of `batch_facts`; its name begins alike, so that rights to those are enough."""
+    return f"ob:{{ob:{batch_id}}}".encode()
 
 
 def batch_results(batch_id: str) -> bytes:

@@ -51,7 +51,7 @@ _FILE_AGE_S = 3600.0
 """An unknown file may belong to an answer that is still in transit; after an hour its executor is gone."""
 _MAX_ASIDE = 10_000
 """The most answers that are kept although no step awaits them. While a request of a former owner runs, it may need
-them; but streams that no request needs are not cancelled until it ends, and must not fill the memory."""
+them; but those of streams that no request needs must not fill the memory."""
 _RETRY_S = 0.2
 
 
@@ -386,36 +386,32 @@ class OwnedEnsemble(OwnedModel):
         self._tell(plan.ResponsesAllowed(fact.id, fact.count))
 
     async def look_after(self) -> None:
-        """Send again the steps that the log lost; forget answers no request will need, and cancel the streams of steps
-        whose former owner was lost with its cancels. Raises what the log raises.
-        """
+        """Send again the steps that the log lost; forget answers no request will need. Raises what the log raises."""
         self._flights.remind()
         # a request that is still being begun may have answers that a former owner asked for
-        if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
-            self._look_after_aside()
-        if monotonic_ns() >= self._swept_ns + _SWEEP_NS:
-            self._swept_ns = monotonic_ns()
-            self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
-            self._directory.tidy()
+        forgets = self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun()
+        sweeps = monotonic_ns() >= self._swept_ns + _SWEEP_NS
+        if forgets or sweeps:
+            # one that stalled does not know what belongs to the requests of the next owner
+            if (await self.log.owner(self.model))[1] != self.token:
+                self.step_down()
+            if self.closed:
+                return
+            if forgets:
+                self._look_after_aside()
+            if sweeps:
+                self._swept_ns = monotonic_ns()
+                self._directory.forget(self._answers.file_names(), _FILE_AGE_S)
+                self._directory.tidy()
         await self._flights.look_after_lost()
 
     def _look_after_aside(self) -> None:
         """Keep the answers that no step awaits while a request of a former owner runs. It may come to their step later
         than that owner did, which had an answer before it from the cache, or knew that more responses are wanted.
         """
-        if not any(carried_of(request).restored for request in self.scheduler.unended()):
-            for name, step in self._answers.forget_aside():
-                for model in self._composing(name):
-                    self._flights.cancel_left(model, step)
-        elif self._answers.aside > _MAX_ASIDE:
+        restored = any(carried_of(request).restored for request in self.scheduler.unended())
+        if not restored or self._answers.aside > _MAX_ASIDE:
             self._answers.forget_aside()
-
-    def _composing(self, name: str) -> set[str]:
-        """The composing models that clients know by this name; in the log one may have a namespace before it, which the
-        answer of an ensemble names as well.
-        """
-        steps = [step for _, graph in self._graphs.values() for step in graph.steps]
-        return {step.model for step in steps if name_of(step.model) == name_of(name)}
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -87,18 +87,14 @@ class Answers:
             self._hold(request_id, answer, carrier)
         return [answer for answer, _ in found]
 
-    def forget_aside(self) -> list[tuple[str, bytes]]:
-        """Forgets the kept answers that no step awaits. Returns model and id of the steps that have not ended."""
-        unended: list[tuple[str, bytes]] = []
+    def forget_aside(self) -> None:
+        """Forgets the kept answers that no step awaits."""
         aside, self._aside = self._aside, {}
-        for step, kept in aside.items():
-            if not any(answer.final or answer.error is not None for answer, _ in kept):
-                unended.append((kept[-1][0].model, step))
+        for kept in aside.values():
             for answer, carrier in kept:
                 if answer.reference is not None:
                     self._directory.remove(answer.reference)
                 self._let_go(carrier)
-        return unended
 
     @property
     def any_aside(self) -> bool:

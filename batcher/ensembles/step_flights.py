@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
@@ -10,6 +11,7 @@ from batcher.scheduling.ensembles.ensemble_run import Path
 from batcher.scheduling.observations import RequestQueued
 from charonia.calls.waiters import OpenRequest, Visible
 from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError
 from charonia.wire import Reference, SequenceMark
 
 from .step_sequences import NO_SEQUENCE, step_mark
@@ -23,13 +25,16 @@ def step_id(request_id: bytes, step: int, path: Path) -> bytes:
 
 
 class Flight(OpenRequest):
-    """One awaited step; `accepted` is also true when the log had it before this owner sent it."""
+    """One awaited step; `accepted` is also true when the log had it before this owner sent it. `not_taken` is called
+    with the error when the log does not take it.
+    """
 
-    __slots__ = ("decision", "level", "reference", "since_ns", "telling", "told", "visible", "wanted")
+    __slots__ = ("_not_taken", "decision", "level", "reference", "since_ns", "telling", "told", "visible", "wanted")
 
-    def __init__(self, decision: SubmitStep) -> None:
+    def __init__(self, decision: SubmitStep, not_taken: Callable[[Flight, CharoniaError], None]) -> None:
         super().__init__(decision.step.model, step_id(decision.request.id, decision.step.index, decision.path))
         self.decision = decision
+        self._not_taken = not_taken
         self.level = 0
         self.since_ns = monotonic_ns()
         self.reference: Reference | None = None
@@ -39,6 +44,9 @@ class Flight(OpenRequest):
         self.wanted = self.told = 0
         """For a step with a window: the responses wanted; `told` is the number last sent to its model's owner (S55)."""
         self.telling = False
+
+    def failed(self, error: CharoniaError) -> None:
+        self._not_taken(self, error)
 
     @property
     def rows(self) -> int:

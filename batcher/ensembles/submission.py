@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from batcher.entries.carriers import carried_of
@@ -24,11 +24,12 @@ from charonia.calls.requester import Requester
 from charonia.calls.waiters import OpenRequest
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, LogUnavailable
+from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
 from charonia.inference import InferenceRequest
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.tasks import insist
 from charonia.traces.contexts import Traced
 from charonia.wire import FILE, FLAG_JOURNALLED, FLAG_TIMED, Lineage, Reference, RequestRecord, ResponseRecord
@@ -47,9 +48,18 @@ class StepEntryPacker(EntryPacker):
     """Retries until accepted: an accepted request must be able to go on, so its steps have no bounds of their own."""
 
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
-        """If the log may have taken a step, this is looked up, so that no step is sent twice."""
+        """If the log may have taken a step, this is looked up, so that no step is sent twice. One that the log will
+        never take fails.
+        """
         if not isinstance(error, CharoniaError):
             raise error
+        if isinstance(error, InvalidArgument):
+            if len(entry) == 1:
+                entry[0].failed(error)
+            else:
+                for request in entry:
+                    await self._accept([request])
+            return []
         _log.warning("steps of model '%s' were not accepted, trying again: %s", self._model, error)
         await asyncio.sleep(_RETRY_S)
         entry = [request for request in entry if not request.withdrawn]
@@ -110,7 +120,7 @@ class Submission:
 
     def await_step(self, decision: SubmitStep) -> Flight:
         """The step is awaited from now on, and not sent yet."""
-        step, flight = decision.step, Flight(decision)
+        step, flight = decision.step, Flight(decision, self._not_taken)
         if step.decoupled:
             held = self._catalog.held(step.model)
             served = held.get(step.version) or (held[max(held)] if held else None)
@@ -163,6 +173,15 @@ class Submission:
         flight.sent = flight.accepted = True
         flight.record = b""
 
+    def _not_taken(self, flight: Flight, error: CharoniaError) -> None:
+        """The log does not take a step."""
+        if self.flights.get(flight.id) is not flight:
+            return
+        self.done(flight)
+        if self.cached is not None:
+            self.cached.give_up(flight.id)
+        self._refused(flight, error)
+
     def done(self, flight: Flight) -> None:
         """A step has sent its last answer, or is no longer awaited."""
         self.flights.pop(flight.id, None)
@@ -176,10 +195,6 @@ class Submission:
         if self.cached is not None:
             self.cached.give_up(flight.id)
         self._requester.withdraw(flight)
-
-    def cancel_left(self, model: str, step: bytes) -> None:
-        """A step that another owner asked for is awaited by no request: cancel it unless it has ended meanwhile."""
-        self._requester.cancels.keep(model, step)
 
     def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
         """The step may send `count` responses from now on."""
@@ -318,20 +333,32 @@ class StepPacker:
         if record.trace is not None:
             asked.trace = Traced(record.trace.context.child(flight.id[:8]))
         flight.record = request_record(
-            *(flight.id, self._endpoint, asked, admitted, flight.level, flags, reference, self._lineage(record)),
+            *(
+                flight.id,
+                self._endpoint,
+                asked,
+                admitted,
+                flight.level,
+                flags,
+                reference,
+                self._lineage(record, step.served),
+            ),
             tenant=flight.tenant,
             sequence=mark if mark.correlation_id else None,  # within the scope of the ensemble's own sequence (S52)
             window=flight.decision.window,
         )
         flight.size_bytes = len(flight.record) + (reference.size_bytes if reference is not None else 0)
 
-    def _lineage(self, record: RequestRecord) -> Lineage | None:
+    def _lineage(self, record: RequestRecord, served: ServedVersion) -> Lineage | None:
         """The caller context of a step: complete when a model made the request, otherwise only its tenant."""
         lineage = record.lineage
-        if lineage is None or not lineage.ancestors:
-            return lineage
-        # an ensemble can end before its step only by failing
-        return lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
+        if lineage is not None and lineage.ancestors:
+            # an ensemble can end before its step only by failing
+            lineage = lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
+        if served.interface.decoupled or served.interface.scheduling == ENSEMBLE_SCHEDULING:  # it may never end
+            return replace(lineage or Lineage(), step_of=(self._ensemble, record.id))
+        # an ensemble's request may be a step itself
+        return lineage if lineage is None or lineage.step_of is None else replace(lineage, step_of=None)
 
     def _served(self, model: str, version: int) -> ServedVersion:
         """The version that a step calls: one that is being unloaded still takes steps of accepted requests (R27)."""

@@ -23,6 +23,7 @@ from charonia.wire import FIELD_WAVE, Wave, pack_failure
 
 from .adaptive_report import AdaptiveReport
 from .journal_sealing import JournalSealing
+from .left_steps import cancel_left_steps
 from .stream_trimming import trim_dead_letters
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class ModelChecks:
             await self.compare_hold()
             await self.find_lost()
             await self._forget_expired()
+            await cancel_left_steps(self._owned)
         if self.sealing is not None and now >= self._seal_ns + self._seal_every_ns and not await self.sealing.seal():
             self._seal_ns = now
         if now >= self._trim_ns + _TRIM_NS:

@@ -4,9 +4,9 @@ Once is not enough. A batcher that was presumed dead may read a cancel after ano
 it from the new owner. A new owner does not know the cancels of waves that ran under the former one: it bursts them, and
 their requests run again. And the log may refuse the fact. So the part that sent a request repeats its cancel.
 
-The next owner of an ensemble does not know which cancels of steps were repeated. It cancels a stream whose responses no
-request awaits (`OwnedEnsemble.look_after`). A step with one answer runs to its end. A stream that sends no more
-responses is not found: for example one that waits until more are wanted.
+The next owner of an ensemble does not know which cancels of steps were repeated. So the owner of a decoupled step's
+model cancels it once its ensemble's request has ended (`batcher.housekeeping.left_steps`). A step with one answer runs
+to its end.
 """
 
 from __future__ import annotations

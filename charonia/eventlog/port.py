@@ -480,6 +480,11 @@ class Leases(Protocol):
 
     async def release_ownership(self, model: str, owner: str, token: int) -> None: ...
 
+    async def append_fenced(self, stream: bytes, fence: bytes, token: int, fields: Fields, ttl_s: int) -> bool:
+        """Append an entry unless a larger token has been used with `fence`, a key in the stream's slot, which is kept
+        for `ttl_s` seconds more; returns whether that was done. Without fields only the token is used.
+        """
+
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         """Renew a process's heartbeat lease, or make it; returns whether it still existed."""
 

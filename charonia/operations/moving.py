@@ -19,8 +19,7 @@ from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import ControlLog, EventLog, Limits, RequestLog, Streams
 from charonia.facts.events import FIELD_FACT, RequestsMoved, pack_fact
 from charonia.facts.jobs import MOVED, JobState
-from charonia.tensors import Buffer
-from charonia.wire import RequestRecord, pack_request, record_fields
+from charonia.wire import at_level, record_fields
 
 from .queued import Queued, find_queued, must_be_known
 
@@ -55,11 +54,13 @@ async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> d
             left[queued.record.id.hex()] = "it began or ended meanwhile"
             moving.remove(queued)
     for queued in moving:
-        await log.accept(model, level, queued.lane, [], record_fields([_at_level(queued.record, level)]), Limits())
+        await log.accept(
+            model, level, queued.lane, [], record_fields([at_level(queued.record.record, level)]), Limits()
+        )
         await log.delete_entries(keys.queue(model, queued.level, queued.lane), [queued.entry_id])
         await log.add_job_event(model, queued.record.id, MOVED, {"level": level, "from_level": queued.level})
-    moved = [queued.record.id.hex() for queued in moving]
-    return {"model": model, "level": level, "moved": moved, "left": left, "applied": applied}
+    ids_moved = [queued.record.id.hex() for queued in moving]
+    return {"model": model, "level": level, "moved": ids_moved, "left": left, "applied": applied}
 
 
 async def _movable(log: RequestLog, model: str, request_id: bytes, level: int) -> tuple[Queued | None, str]:
@@ -103,21 +104,3 @@ async def _read_by_owner(log: ControlLog, model: str, moving: Sequence[Queued]) 
             return False
         await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read
     return True
-
-
-def _at_level(record: RequestRecord, level: int) -> Buffer:
-    return pack_request(
-        record.id,
-        record.endpoint.encode(),
-        record.client_id.encode(),
-        record.meta,
-        [record.data],
-        rows=record.rows,
-        signature=record.signature,
-        level=level,
-        accepted_ns=record.accepted_ns,
-        deadline_ns=record.deadline_ns,
-        timeout_us=record.timeout_us,
-        flags=record.flags,
-        reference=record.reference,
-    )

@@ -298,6 +298,13 @@ def unpack_request(record: Buffer) -> RequestRecord:
     )
 
 
+def at_level(record: Buffer, level: int) -> bytes:
+    """The same request record at another priority level."""
+    header = list(_REQUEST.unpack_from(record))
+    header[-2] = level
+    return _REQUEST.pack(*header) + bytes(record[_REQUEST.size :])
+
+
 _MORE = FLAG_LINEAGE | FLAG_TRACED | FLAG_WINDOW
 """Flags of records with rare parts."""
 

@@ -7,6 +7,7 @@ Its webhooks are postponed in the log, by the pace at which the others are calle
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 from charonia.clock import wall_ns
 
@@ -20,6 +21,8 @@ _HASTE = 2
 _WEIGHT = 0.2
 _MAX_POSTPONED_S = 600.0
 _REMEMBERED = 4096
+_SLOW_S = 1.0
+"""Calls that take longer than this, as a moving mean, are slow: an endpoint that stores what it gets answers sooner."""
 
 
 def digest_of_host(endpoint: Endpoint) -> bytes:
@@ -49,6 +52,10 @@ class Load:
     def idle(self) -> bool:
         return self.held == 0 and self._free_us < wall_ns() // 1000
 
+    @property
+    def slow(self) -> bool:
+        return self._call_s > _SLOW_S
+
     def took(self, seconds: float) -> None:
         """A call has ended after this time, which later ones are expected to take."""
         self._call_s += _WEIGHT * (seconds - self._call_s)
@@ -67,6 +74,8 @@ class Loads:
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
         self._loads: dict[bytes, Load] = {}
+        self._sharing: Counter[bytes] = Counter()
+        """How many of these begin with the digest of a host."""
 
     def get(self, name: bytes) -> Load:
         load = self._loads.get(name)
@@ -74,5 +83,13 @@ class Loads:
             if len(self._loads) >= _REMEMBERED:
                 for idle in [key for key, known in self._loads.items() if known.idle]:
                     del self._loads[idle]
+                    self._sharing[idle[:DIGEST_BYTES]] -= 1
+                self._sharing = +self._sharing
             load = self._loads[name] = Load(self._concurrency)
+            self._sharing[name[:DIGEST_BYTES]] += 1
         return load
+
+    def is_slow(self, name: bytes) -> bool:
+        """Whether the calls of a tenant at a host are slow, and other tenants call that host."""
+        load = self._loads.get(name)
+        return load is not None and load.slow and self._sharing[name[:DIGEST_BYTES]] > 1

@@ -74,11 +74,11 @@ class Sender:
         self._allowed = allowed
         self._first_retry_s = first_retry_s
         self._look_s = min(1.0, first_retry_s / 2)
-        self._turns = Turns(concurrency, concurrency_per_host)
         self._most_held = concurrency * _HELD_PER_TURN
-        self._hosts = Loads(concurrency_per_host)
+        self._hosts = hosts = Loads(concurrency_per_host)
         """By host and tenant: what one tenant sends a host does not postpone what others send it."""
         self._tenants = Loads(concurrency)
+        self._turns = Turns(concurrency, concurrency_per_host, lambda tenant, host: hosts.is_slow(host + tenant))
         self._held: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         self._held_of: dict[str, int] = {}
         self._models: set[str] = set()

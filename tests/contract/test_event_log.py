@@ -119,6 +119,27 @@ async def test_tokens_grow_through_takeover_and_release(subject: Subject) -> Non
     assert await subject.log.take_ownership("m", "c", "") > second
 
 
+async def test_an_entry_with_a_smaller_token_is_fenced(subject: Subject) -> None:
+    stream, fence = keys.batch_facts("b"), keys.batch_fence("b")
+    assert await subject.log.append_fenced(stream, fence, 7, [b"f", b"one", b"g", b"more"], 60)
+    assert await subject.peer.append_fenced(stream, fence, 7, [b"f", b"two"], 60)
+    assert await subject.peer.append_fenced(stream, fence, 9, [], 60), "a larger token is only noted"
+    assert not await subject.log.append_fenced(stream, fence, 7, [b"f", b"late"], 60)
+    assert not await subject.log.append_fenced(stream, fence, 8, [], 60)
+    assert await subject.log.append_fenced(stream, fence, 9, [b"f", b"three"], 60)
+    assert await subject.log.append(stream, [b"f", b"without a token"])
+    found = [entry.fields[1] for entry in await subject.peer.range(stream)]
+    assert found == [b"one", b"two", b"three", b"without a token"]
+
+
+async def test_a_fence_is_kept_for_its_time(subject: Subject) -> None:
+    stream, fence = keys.batch_facts("b"), keys.batch_fence("b")
+    assert await subject.log.append_fenced(stream, fence, 9, [], 1)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await subject.peer.append_fenced(stream, fence, 8, [b"f", b"late"], 60):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_heartbeat_is_a_lease(subject: Subject) -> None:
     assert not await subject.log.beat("batcher", "long", 30_000)
     assert await subject.log.beat("batcher", "long", 40_000), "it had not ended"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e_asking import until
-from e2e_models import python
+from e2e_models import put, python
 from e2e_server import Server, serving
 from wave_load import is_riding
 
@@ -37,6 +39,48 @@ max_batch_size: 0
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
+"""
+IO = (
+    'max_batch_size: 0 input {{ name: "{0}" data_type: TYPE_INT32 dims: [ 1 ] }} '
+    'output {{ name: "{1}" data_type: TYPE_INT32 dims: [ 1 ] }} instance_group {{ kind: KIND_CPU count: 1 }} '
+)
+MAKES = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            mark, sender = json.loads(request.parameters())["mark"], request.get_response_sender()
+            while not request.is_cancelled():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([1], np.int32))]))
+            open(mark + ".cancelled", "w").close()
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WAITS = """
+import json, os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            mark = json.loads(request.parameters())["mark"]
+            open(mark + ".waits", "w").close()
+            while not os.path.exists(mark + ".cancelled"):
+                time.sleep(0.002)
+        return [pb_utils.InferenceResponse() for _ in requests]
+"""
+FLOW = """
+platform: "ensemble" max_batch_size: 0
+input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "z" data_type: TYPE_INT32 dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+ensemble_scheduling {
+  max_inflight_requests: 1
+  step { model_name: "makes" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
+  step { model_name: "waits" model_version: -1 input_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
+}
 """
 
 
@@ -126,3 +170,26 @@ def test_a_deadline_that_passes(server: Server, tmp_path: Path, in_wave: bool) -
         if mark.with_suffix(".entered").exists():
             break
     until("the model sees it", lambda: seen(mark))
+
+
+@pytest.mark.long
+def test_a_job_of_an_ensemble_that_is_deleted_while_it_has_no_owner(tmp_path: Path) -> None:
+    """Its step is a stream with a response window, which sends nothing more until the next step takes responses."""
+    models, mark = tmp_path / "models", tmp_path / "stream"
+    python(models, "makes", MAKES, IO.format("x", "y") + "model_transaction_policy { decoupled: true }")
+    python(models, "waits", WAITS, IO.format("y", "z"))
+    put(models / "flow" / "1" / "empty", "")
+    put(models / "flow" / "config.pbtxt", FLOW)
+    with serving(models, tmp_path / "state", "--batcher=separate") as server:
+        tensor = {"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}
+        body = json.dumps({"inputs": [tensor], "parameters": {"mark": str(mark)}}).encode()
+        status, told = server.request("POST", "/v2/models/flow/infer", body, {"Prefer": "respond-async"})
+        assert status == 202, told
+        until("the next step has a response", mark.with_suffix(".waits").exists)
+        (pid,) = server.pids("batcher")
+        os.kill(pid, signal.SIGSTOP)  # it decides nothing more
+        location = json.loads(told)["location"]
+        status, ended = server.request("DELETE", location)
+        assert (status, json.loads(ended)["state"]) == (200, "cancelled")
+        os.kill(pid, signal.SIGKILL)
+        until("the model sees it", mark.with_suffix(".cancelled").exists)

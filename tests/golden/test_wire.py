@@ -130,6 +130,7 @@ REPORT = Report(
     (Report(ID[8:], "n", 1, "", (("QUEUE_START", 12),)),),
 )
 BLOCKED = Lineage((("a", ID), ("b", ID[::-1])), "", 1)
+OF_STEP = Lineage((), "tenant", 0, ("é", ID[::-1]))
 HEADER = BatchHeader("owner-7-1", "m", 3, "abc", 7, (1, 2), b"f:{m}", via_owner=True)
 SEQUENCES_HEADER = structs.replace(HEADER, sequences=PLACES)
 WAVES_HEADER = structs.replace(HEADER, via_owner=False, waves=((b"q:{m}:0:0", b"11-0"), (b"q:{m}:2:1", b"12-3")))
@@ -255,6 +256,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-of-scoped-sequence.hex": request(b"", accepted_ns=1, sequence=SCOPED_MARK),
         "wire/v1-request-of-call.hex": request(b"e-1", sequence=MARK, lineage=LINEAGE),
         "wire/v1-request-of-blocking-call.hex": request(b"e-1", lineage=BLOCKED),
+        "wire/v1-request-of-step.hex": request(b"ensemble.e", lineage=OF_STEP),
         "wire/v1-request-traced.hex": request(b"g-1", **traced),
         "wire/v1-request-windowed.hex": request(b"ensemble.e", **traced, window=70000),
         "wire/v1-request-of-prompt.hex": request(b"g-1", prompt=PROMPT),
@@ -338,6 +340,11 @@ def test_a_request_of_a_call_is_read() -> None:
     record = unpack_request(kept("wire/v1-request-of-call.hex"))
     assert (record.lineage, record.sequence, record.inputs()) == (LINEAGE, MARK, INPUTS)
     assert unpack_request(kept("wire/v1-request-of-sequence.hex")).lineage is None
+
+
+def test_a_request_of_a_step_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-of-step.hex"))
+    assert (record.lineage, record.inputs()) == (OF_STEP, INPUTS)
 
 
 def test_a_request_of_a_call_that_blocks_its_caller_is_read() -> None:

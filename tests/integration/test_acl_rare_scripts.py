@@ -71,6 +71,15 @@ async def test_who_lists_ended_jobs_forgets_those_whose_records_are_gone(
     assert refused(server) == set()
 
 
+async def test_a_gateway_that_takes_a_batch_over_fences_the_former_one(server: GuardedServer, opened: Any) -> None:
+    gateway = await opened("gateway")
+    fenced = partial(gateway.append_fenced, keys.batch_facts("b"), keys.batch_fence("b"))
+    assert await fenced(7, [b"f", b"fact"], 60)
+    assert await fenced(8, [], 60)
+    assert not await fenced(7, [b"f", b"late"], 60)
+    assert refused(server) == set()
+
+
 async def test_a_batcher_forgets_sequences_that_nobody_goes_on_with(server: GuardedServer, opened: Any) -> None:
     batcher = await opened("batcher")
     with server.client() as watcher:

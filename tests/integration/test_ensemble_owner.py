@@ -16,12 +16,14 @@ from memory_log.log import MemoryLog
 from batcher.ensembles import owned_ensemble as shell
 from batcher.ensembles.step_flights import step_id
 from batcher.housekeeping import periodic_checks
+from batcher.housekeeping.model_checks import ModelChecks
 from batcher.service import BatcherService
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.port import Entry, Limits, Reply
+from charonia.eventlog.refusal_texts import string_too_large
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,
@@ -88,6 +90,19 @@ CONFIGS = {
         f"{step('inner', 'i', 'o')} }}",
         ModelConfig(),
     ),
+    "stream": text_format.Parse(
+        f'name: "stream" backend: "python" {IO} model_transaction_policy {{ decoupled: true }}', ModelConfig()
+    ),
+    "flow": text_format.Parse(
+        f'name: "flow" platform: "ensemble" {IO} model_transaction_policy {{ decoupled: true }} ensemble_scheduling {{ '
+        f"max_inflight_requests: 1 {step('stream', 'i', 'o')} }}",
+        ModelConfig(),
+    ),
+    "outer flow": text_format.Parse(
+        f'name: "outer flow" platform: "ensemble" {IO} model_transaction_policy {{ decoupled: true }} '
+        f"ensemble_scheduling {{ {step('flow', 'i', 'o')} }}",
+        ModelConfig(),
+    ),
     NESTED: text_format.Parse(
         f'name: "nested" platform: "ensemble" {IO} ensemble_scheduling {{ {step("a", "i", "o")} }}', ModelConfig()
     ),
@@ -98,7 +113,7 @@ CONFIGS = {
 
 
 class FailingLog(MemoryLog):
-    """Refuses the next steps of a model: before they are written, or after, when nobody can know.
+    """Refuses the next steps of a model: before they are written, or after, when nobody can know, or as too large.
 
     Who reads the stream `slow` waits until `go`.
     """
@@ -117,6 +132,8 @@ class FailingLog(MemoryLog):
 
     async def accept(self, model: str, *arguments: Any, **more: Any) -> None:
         when = self.failing[model].pop() if self.failing.get(model) else ""
+        if when == "too large":
+            raise string_too_large(1 << 30)
         if when != "before":
             await super().accept(model, *arguments, **more)
         if when:
@@ -177,7 +194,8 @@ class World:
 
     async def ask(self, model: str = "e", priority: int = 0, blob: str = "") -> None:
         """`blob` is where the request's tensor lies, "" for the record itself."""
-        tensor = Tensor.of("i", np.ones((1,) if model in ("e", NESTED) else (1, 1), np.float32))
+        shape = (1, 1) if model in ("levelled", "inner", "outer") else (1,)
+        tensor = Tensor.of("i", np.ones(shape, np.float32))
         meta = request_meta(1, "hash", [tensor], (), {})
         record = pack_request(
             *(REQUEST, CALLER.encode(), b"mine", meta, [tensor.data]),
@@ -358,6 +376,18 @@ async def test_a_log_that_fails_is_asked_again_and_nothing_is_asked_twice(world:
     assert await world.log.range(keys.queue("b", 0), world._seen["b"]) == []
 
 
+async def test_a_step_that_the_log_can_never_take_ends_its_request(world: World) -> None:
+    """Its inputs may be answers of several steps, each as large as an answer may be."""
+    world.log.failing["b"] = ["too large"] * 1000
+    await world.ask()
+    await play(world, "a")
+    error = await world.outcome()
+    assert error.code.name == "INVALID_ARG"
+    assert error.message.startswith("in ensemble 'e', 1073741824 bytes are more than the event log takes at once")
+    assert len(world.log.failing["b"]) == 999
+    await world.until_tidy()
+
+
 async def test_a_step_that_fails_ends_its_request(world: World) -> None:
     await world.ask()
     await play(world, "a")
@@ -378,33 +408,46 @@ async def test_a_request_that_is_given_up_takes_its_steps_along(world: World) ->
     await world.until_tidy()
 
 
-async def test_a_successor_cancels_a_stream_that_no_request_awaits(world: World) -> None:
-    """Its former owner settled the request, and was lost before the model's owner had read the cancel of the step."""
-    await world.ask()
-    step = await world.step_of("a")
+@pytest.mark.parametrize(
+    ("model", "steps"), [("flow", ["stream"]), ("outer flow", ["flow", "stream"]), ("around", [NESTED, "a"])]
+)
+async def test_steps_are_cancelled_whose_request_ended_while_the_ensemble_had_no_owner(
+    world: World, monkeypatch: pytest.MonkeyPatch, model: str, steps: list[str]
+) -> None:
+    """For example a job that a gateway cancelled. A stream may send nothing until more responses are wanted."""
+    await world.until(lambda: {model, *steps} <= world._running[0].owned.keys())
+    await world.ask(model)
+    record = await world.step_of(steps[-1])
     await world.stop_owner()
-    assert await world.log.settle("e", [(REQUEST, 1)], None, []) == [True]
+    assert await world.log.unsettled(steps[-1], [record.id]) == [0]
+    assert await world.log.settle(model, [(REQUEST, 1)], None, []) == [True]
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 0)
+    monkeypatch.setattr(periodic_checks, "_VERIFY_S", 0.001)
     await world.new_owner()
-    stream, part = keys.replies(step.endpoint), pack_response(step.id, "a", 1, [], {}, final=False, place=(1, 3))
-    await world.log.append(stream, record_fields([part]))
-    async with asyncio.timeout(PATIENCE_S):
-        while world.log._work["a"].requests:
-            await world.owned.look_after()
-            await asyncio.sleep(0.001)
-    await world.until_tidy()
+    for one in steps:
+        await world.until(lambda one=one: not world.log._work[one].requests)
 
 
-async def test_a_stream_of_an_ensemble_in_a_namespace_is_cancelled(world: World) -> None:
-    """Its answers name it as the log does, those of models as clients do."""
-    await world.until(lambda: {NESTED, "around"} <= world._running[0].owned.keys())
-    await world.ask(NESTED)
-    await world.step_of("a")
-    part = pack_response(REQUEST, NESTED, 1, [], {}, final=False, place=(1, 0))
-    await world.log.append(keys.replies(keys.ensemble_endpoint("around")), record_fields([part]))
-    async with asyncio.timeout(PATIENCE_S):
-        while world.log._work[NESTED].requests:
-            await world._running[0].owned["around"].look_after()
-            await asyncio.sleep(0.001)
+async def test_a_stream_of_a_request_that_runs_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 0)
+    monkeypatch.setattr(periodic_checks, "_VERIFY_S", 0.001)
+    looks: list[str] = []
+    look = ModelChecks.look
+
+    async def looked(checks: ModelChecks) -> None:
+        await look(checks)
+        looks.append(checks._owned.model)
+
+    monkeypatch.setattr(ModelChecks, "look", looked)
+    await world.new_owner()
+    await world.until(lambda: {"stream", "flow", "outer flow"} <= world._running[0].owned.keys())
+    await world.ask("outer flow")
+    record = await world.step_of("stream")
+    looks.clear()
+    await world.until(lambda: looks.count("stream") >= 3 and looks.count("flow") >= 3)
+    assert await world.log.unsettled("stream", [record.id]) == [0]
+    await world.answer("stream", record)
+    assert await world.outcome() == [2.0]
 
 
 async def test_answers_are_kept_for_a_request_that_comes_to_their_step_later(world: World) -> None:
@@ -425,6 +468,19 @@ async def test_answers_are_kept_for_a_request_that_comes_to_their_step_later(wor
     await world.until_tidy()
 
 
+async def test_a_former_owner_deletes_no_answers(world: World) -> None:
+    """It stalled, and does not know the requests that their steps belong to."""
+    stream = keys.replies(keys.ensemble_endpoint("e"))
+    former = world.owned
+    assert await world.log.take_ownership("e", "batcher-2", "batcher-1") > former.token
+    await world.log.append(stream, record_fields([pack_response(bytes(16), "a", 1, [], {})]))
+    await world.until(lambda: former._answers.any_aside)
+    await former.look_after()
+    await former.settled()
+    assert await world.log.range(stream)
+    assert former.closed
+
+
 async def test_answers_that_a_request_may_need_are_not_kept_without_a_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,41 +494,10 @@ async def test_answers_that_a_request_may_need_are_not_kept_without_a_bound(
         await world.until(lambda count=count: world.owned._answers.aside == count)
         await world.owned.look_after()
         assert world.owned._answers.any_aside == (count == 1)
-    assert not world.owned._flights._requester.cancels
     await world.answer("a", first)
     await play(world, "bc")
     assert await world.outcome() == [4.0]
     await world.until_tidy()
-
-
-async def test_a_stream_is_not_cancelled_while_a_request_of_the_former_owner_runs(world: World) -> None:
-    """It may come to that step: an answer before it may be one of the cache, which only the former owner has had."""
-    await world.ask()
-    await play(world, "a")
-    step = await world.step_of("b")
-    await world.new_owner()
-    tensor = Tensor.of("i", np.ones((1,), np.float32))
-    meta = request_meta(1, "hash", [tensor], (), {})
-    accepted_ns = wall_ns()
-    unknown = pack_request(
-        *(bytes(16), step.endpoint.encode(), b"", meta, [tensor.data]),
-        rows=1,
-        signature=0,
-        level=0,
-        accepted_ns=accepted_ns,
-    )
-    await world.log.accept("a", 0, 0, [(bytes(16), len(unknown))], record_fields([unknown]), Limits())
-    stream, part = keys.replies(step.endpoint), pack_response(bytes(16), "a", 1, [], {}, final=False, place=(1, 3))
-    await world.log.append(stream, record_fields([part]))
-    for is_wanted in (True, False):
-        await world.until(lambda: world.owned._answers.any_aside)
-        for _ in range(5):
-            await world.owned.look_after()
-        assert bool(world.owned._flights._requester.cancels) is not is_wanted
-        if is_wanted:
-            await world.answer("b", step)
-            await play(world, "c")
-            assert await world.outcome() == [4.0]
 
 
 async def test_a_step_that_the_log_lost_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,41 @@ async def test_a_busy_host_is_shared_by_its_tenants_in_turns(
     await app.stop()
 
 
+async def test_tenants_whose_paths_of_a_host_are_slow_keep_no_other_one_waiting(
+    log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are known to be slow by a first call of 3 s, and all later ones hang."""
+    monkeypatch.setattr("gateway.webhooks.loads._SLOW_S", 0.5)
+    goes_on = asyncio.Event()
+
+    async def slow(received: Any) -> bytes:
+        if len(receiver.at(received.path)) == 1:
+            await asyncio.sleep(3)
+        else:
+            await goes_on.wait()
+        return parts.status(204)
+
+    app = WebhooksApp(log, settings(timeout_s=600.0), HEARTBEATS)
+    await app.start()
+    paths = [f"/slow-{number}" for number in range(4)]
+    for path in paths:
+        receiver.answers[path] = slow
+        await end_job(log, {"url": receiver.url(path)}, tenant=path)
+    await nothing_left(log)
+    for path in paths * 5:
+        await end_job(log, {"url": receiver.url(path)}, tenant=path)
+    await until(lambda: sum(len(receiver.at(path)) for path in paths) >= 7 and len(app.sender._held) == 20)
+    for number in range(1, 4):
+        await end_job(log, {"url": receiver.url("/few")}, tenant="quick")
+        await receiver.wait_for("/few", number)
+    assert sum(len(receiver.at(path)) for path in paths) == 7
+    goes_on.set()
+    for path in paths:
+        await receiver.wait_for(path, 6)
+    await nothing_left(log)
+    await app.stop()
+
+
 async def test_a_tenant_without_a_secret_waits_for_one(
     log: EventLog, settings: Callable[..., WebhookSettings], receiver: parts.Receiver, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ UNLIKE: list[dict[str, Any]] = [
     {"reference": Reference(FILE, "gw1/x", 0)},
     {"sequence": SequenceMark(3, start=True)},
     {"lineage": Lineage((("m", bytes(16)),))},
+    {"lineage": Lineage(step_of=("m", bytes(16)))},
     {"trace": Context(1, bytes(16), bytes(8))},
     {"window": 4},
 ]

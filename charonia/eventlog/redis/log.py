@@ -197,6 +197,9 @@ class RedisLog(Work, Progress, Jobs):
     async def release_ownership(self, model: str, owner: str, token: int) -> None:
         await self._commands.script(scripts.RELEASE_OWNERSHIP, (keys.counters(model),), (owner, token))
 
+    async def append_fenced(self, stream: bytes, fence: bytes, token: int, fields: Fields, ttl_s: int) -> bool:
+        return bool(await self._commands.script(scripts.APPEND_FENCED, (stream, fence), (token, ttl_s, *fields)))
+
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         return await self._set_lease(role, incarnation, ttl_ms, "GET") is not None
 

@@ -51,6 +51,7 @@ SEAL_JOURNAL = load("seal_journal")
 ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
+APPEND_FENCED = load("append_fenced")
 KEEP_RECENT = load("keep_recent")
 RAISE_LEVEL = load("raise_level")
 BURST = load("burst")
@@ -76,6 +77,7 @@ ALL = (
     ADD_STATISTICS,
     TAKE_OWNERSHIP,
     RELEASE_OWNERSHIP,
+    APPEND_FENCED,
     KEEP_RECENT,
     RAISE_LEVEL,
     BURST,

@@ -1,11 +1,12 @@
 """Drives batches: each line is a job of the log, and each gateway may drive any batch.
 
-A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
-gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
+A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. The log refuses
+facts of a former owner by that token. When the owner is lost another gateway takes the batch over and asks for the
+lines without a result again. A line's job has an
 idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
 one counts. If the batch is to stop, the next gateway finds the jobs of the lost one by these keys, and cancels them.
 Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next gateway that
-drives the batch.
+drives the batch. A gateway that stalled may ask for such a line after that: it deletes the new job when it notices.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -89,6 +90,10 @@ class BatchRun:
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
     """The calls under way that are no jobs: they end with their future."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    dropped: dict[int, tuple[BatchLine, tuple[str, ...]]] = field(default_factory=dict)
+    """By number the lines that were under way when another gateway drove the batch, and those whose jobs this one has
+    not deleted after it wrote a result, with these jobs.
+    """
     done: set[int] = field(default_factory=set)
     """The numbers of the lines that have a result."""
     begun_ns: int = field(default_factory=monotonic_ns)
@@ -108,6 +113,9 @@ class LineCalls(Protocol):
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """Delete jobs, those that are there. One that cannot be deleted stays until its retention."""
+
+    async def forget(self, run: BatchRun, line: BatchLine) -> None:
+        """Delete the jobs of a line that are not to be stored, however they came to be. Raises as `cancel`."""
 
 
 class BatchRuns:
@@ -220,6 +228,8 @@ class BatchRuns:
     async def _keep_driving(self, batch_id: str, token: int) -> None:
         try:
             await self._drive(batch_id, token)
+        except Cancelled as error:
+            logger.info("%s", error.message)
         except CharoniaError as error:
             logger.info("batch %s is driven again later: %s", batch_id, error.message)
             self._places[batch_id] = next(self._next_place)
@@ -271,10 +281,13 @@ class BatchRuns:
             await deleting
             # a gateway that stalled may not have noticed yet that another one asks for the lines
             run.lost = run.lost or not await self._batches.owns(batch_id, token)
-            if file is not None and await self._leaves_jobs(run):
-                if not run.lost:
+            if not run.lost and await self._leaves_jobs(run):
+                with contextlib.suppress(Cancelled):  # it is lost
                     await self._ask_no_more(run)
+            if file is not None and await self._leaves_jobs(run):
                 await self._cancel_left(run, file)
+            if run.lost:
+                await self._forget_dropped(run)
         finally:
             for task in (watching, deleting):
                 task.cancel()
@@ -306,7 +319,12 @@ class BatchRuns:
             yield line
 
     async def _add(self, run: BatchRun, fact: dict[str, Any]) -> None:
-        await self._batches.add(run.state.id, fact)
+        """Write a fact. Raises `Cancelled` when another gateway drives the batch."""
+        try:
+            await self._batches.add(run.state.id, fact, run.token)
+        except Cancelled:
+            run.lost = True
+            raise
         run.state.apply(fact)
 
     async def _will_ask(self, run: BatchRun, model: str) -> None:
@@ -350,13 +368,18 @@ class BatchRuns:
                 run.missing = error.message
 
     async def _run_line(self, run: BatchRun, line: BatchLine, slots: asyncio.Semaphore) -> None:
+        left: tuple[str, ...] = ()
         try:
             result = await self._lines.run(run, line)
             if not run.lost and await self._keep(run, result) and result.unstored:
-                await self._delete(run, result.unstored)
+                left = result.unstored
+                if await self._delete(run, left):
+                    left = ()
         except Cancelled:
             pass  # the run stops: its end says what became of the line
         finally:
+            if left or (run.lost and line.number not in run.done):
+                run.dropped[line.number] = (line, left)
             run.jobs.pop(line.number, None)
             slots.release()
 
@@ -378,13 +401,29 @@ class BatchRuns:
             self._left(run, run.left_bytes - len(line))
             return True
 
-    async def _delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
+    async def _delete(self, run: BatchRun, job_ids: Sequence[str]) -> bool:
         """Delete the jobs of a line whose result is in the log, unless another gateway drives the batch: it may have
-        read the results before, and wait for these jobs. It deletes them itself.
+        read the results before, and wait for these jobs. It deletes them itself. Returns whether that was done.
         """
         with contextlib.suppress(CharoniaError):
             if await self._batches.owns(run.state.id, run.token):
                 await self._lines.delete(run, job_ids)
+                return True
+        return False
+
+    async def _forget_dropped(self, run: BatchRun) -> None:
+        """Delete the jobs that the owner of the batch does not know: it had the result of their line, and had deleted
+        its own job, when this gateway asked again. It waits for the jobs of all other lines, and deletes those itself.
+        """
+        if not run.dropped:
+            return
+        has_ended = bool((await self._batches.state(run.state.id)).outcome)
+        kept: dict[int, list[str]] = {}
+        async for number, _, _, _, jobs in self._batches.results(run.state.id):
+            kept.setdefault(number, jobs)
+        for number, (line, own) in run.dropped.items():
+            if has_ended or (number in kept and (not own or list(own) != kept[number])):
+                await self._lines.forget(run, line)
 
     async def _watch(self, run: BatchRun) -> None:
         """Publish the progress of a run, and notice that it is to stop."""
@@ -496,11 +535,18 @@ class BatchRuns:
         name = state.id
         # from now on its results count as files: with both, a batch of the same tenant would find no space, and stop
         await self._batches.report(name, counts)
-        files = {
-            "output_file": await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
-            "error_file": await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),
-        }
-        await self._end(run, outcome, counts=counts.note(), **files, **about)
+        made = [
+            await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
+            await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),
+        ]
+        output_file, error_file = [one.id if one is not None else None for one in made]
+        try:
+            await self._end(run, outcome, counts=counts.note(), output_file=output_file, error_file=error_file, **about)
+        except Cancelled:
+            for one in made:
+                if one is not None:
+                    await self._files.delete(one)
+            raise
 
     async def _write_rest(self, stop: str, written: BatchRun, file: FileRecord, errors: FileWriter) -> None:
         """Write a line for each request that was not answered."""
@@ -513,11 +559,9 @@ class BatchRuns:
             await errors.write(result.line(written.state.id))
             self._count(written, line.number, False, (0, 0))
 
-    async def _end_file(self, writer: FileWriter, tenant: str, name: str) -> str | None:
-        """The id of a written file; None for an empty one."""
-        if not writer.size_bytes:
-            return None
-        return (await writer.end(tenant, name, "batch_output")).id
+    async def _end_file(self, writer: FileWriter, tenant: str, name: str) -> FileRecord | None:
+        """A written file; None for an empty one."""
+        return await writer.end(tenant, name, "batch_output") if writer.size_bytes else None
 
     async def _end(self, run: BatchRun, outcome: str, **more: Any) -> None:
         await self._add(run, {"kind": ENDED, "time_s": now_s(), "outcome": outcome, **more})

@@ -97,10 +97,24 @@ class ModelLines:
         """See `LineCalls`; those that are not to be stored are deleted. The jobs are found by their keys, so nothing is
         asked for again.
         """
+        if _is_unstored(run, line):
+            await self.forget(run, line)
+            return
+        for job_id in await self._left(run, line):
+            with contextlib.suppress(NotFound):  # it is forgotten
+                await self._handler.jobs.cancel(job_id, run.caller)
+
+    async def forget(self, run: BatchRun, line: BatchLine) -> None:
+        """See `LineCalls`."""
+        if _is_unstored(run, line):
+            await self.delete(run, await self._left(run, line))
+
+    async def _left(self, run: BatchRun, line: BatchLine) -> Sequence[str]:
+        """The jobs of a line that are there, whichever gateway asked for them."""
         try:
             count = _choices(run.state.endpoint, line.body)
         except ApiError:
-            return  # its body is wrong: there is no job of it
+            return ()  # its body is wrong: there is no job of it
         keys = [
             _key(run, line, index, form, end)
             for index in range(count)
@@ -108,27 +122,23 @@ class ModelLines:
             for end in (_OF_LINE, "")
         ]
         if not keys:
-            return
-        queries = self._handler.jobs.queries
+            return ()
+        queries, found = self._handler.jobs.queries, list[str]()
         for model in await self._models(run, line):
-            found = await queries.of_keys(model, keys, run.caller)
-            if _is_unstored(run, line):
-                await self.delete(run, found)
-                continue
-            for job_id in found:
-                with contextlib.suppress(NotFound):  # it is forgotten
-                    await self._handler.jobs.cancel(job_id, run.caller)
+            found += await queries.of_keys(model, keys, run.caller)
+        return found
 
     async def _models(self, run: BatchRun, line: BatchLine) -> Collection[str]:
         """The models that may have jobs of a line: those that were asked, and the line's own, which a gateway of an
-        older release asked without a word. A batch that one started names none: where the line's model is not served
-        at present, those are all that have had jobs.
+        older release asked without a word. A batch that one started names none, and the line's name may have led to
+        another model then: those are all that have had jobs.
         """
-        asked = run.state.asked
+        if run.state.asked is None:
+            return await self._handler.jobs.queries.models()
         try:
-            return (asked or set()) | {self._texts.models.find(line.body["model"]).served.model}
+            return run.state.asked | {self._texts.models.find(line.body["model"]).served.model}
         except ApiError:
-            return asked if asked is not None else await self._handler.jobs.queries.models()
+            return run.state.asked
 
     async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
         """See `LineCalls`."""

@@ -16,7 +16,7 @@ import orjson
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, Unavailable
+from charonia.errors import Cancelled, CharoniaError, Unavailable
 from charonia.eventlog.port import START, Blobs, Leases, Notes, Streams
 from gateway.openai.shapes.api_errors import ApiError
 
@@ -311,9 +311,19 @@ class StoredBatches:
         await self._log.set_times(keys.BATCHES_ACTIVE, {batch_id.encode(): at_us})
         return await self.state(batch_id)
 
-    async def add(self, batch_id: str, fact: Mapping[str, Any]) -> None:
-        """Append a fact."""
-        await self._log.append(keys.batch_facts(batch_id), [b"f", orjson.dumps(fact)])
+    async def add(self, batch_id: str, fact: Mapping[str, Any], token: int = 0) -> None:
+        """Append a fact; `token` is of the gateway that drives the batch, 0 for a fact that any may write. Raises
+        `Cancelled`, and appends nothing, when another gateway has taken the batch over.
+        """
+        fields = [b"f", orjson.dumps(fact)]
+        if not token:
+            await self._log.append(keys.batch_facts(batch_id), fields)
+        elif not await self._fenced(batch_id, token, fields):
+            raise Cancelled(f"another gateway drives batch {batch_id}")
+
+    async def _fenced(self, batch_id: str, token: int, fields: Sequence[bytes] = ()) -> bool:
+        stream, fence = keys.batch_facts(batch_id), keys.batch_fence(batch_id)
+        return await self._log.append_fenced(stream, fence, token, fields, KEPT_S)
 
     async def state(self, batch_id: str) -> BatchState:
         """The state, without one that `exists` for an unknown batch."""
@@ -360,7 +370,8 @@ class StoredBatches:
         await self._log.delete_keys([keys.batch_results(batch_id), keys.batch_progress(batch_id), counters])
 
     async def take(self, batch_id: str, incarnation: str) -> int:
-        """Own a batch if no other living gateway does: a new token, or 0.
+        """Own a batch if no other living gateway does: a new token, or 0. From then on the facts of all former owners
+        are refused, but those of older releases, which write without a token.
 
         One that this gateway owns, and asks for, is one that it could not give back.
         """
@@ -368,7 +379,11 @@ class StoredBatches:
         owner, _ = await self._log.owner(name)
         if owner and owner != incarnation and (await self._log.alive("gateway", [owner]))[0]:
             return 0
-        return await self._log.take_ownership(name, incarnation, owner)
+        token = await self._log.take_ownership(name, incarnation, owner)
+        if token and not await self._fenced(batch_id, token):  # it ended meanwhile, and its tokens began again
+            await self.release(batch_id, incarnation, token)
+            return 0
+        return token
 
     async def owns(self, batch_id: str, token: int) -> bool:
         return (await self._log.owner(keys.batch_owner(batch_id)))[1] == token
@@ -416,4 +431,5 @@ class StoredBatches:
         for name in over:
             await self.ended(name.decode())
             await self._log.delete_stream(keys.batch_facts(name.decode()))
+            await self._log.delete_keys([keys.batch_fence(name.decode())])
         await self._log.drop_times(keys.BATCHES_EXPIRING, over)

@@ -418,6 +418,15 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         if (work.owner, work.token) == (owner, token):
             work.owner = ""
 
+    async def append_fenced(self, stream: bytes, fence: bytes, token: int, fields: Fields, ttl_s: int) -> bool:
+        (known,) = await self.notes([fence])
+        if token < int(known or 0):
+            return False
+        await self.put_note(fence, b"%d" % token, ttl_s)
+        if fields:
+            self._append(stream, fields)
+        return True
+
     async def keep_until(self, key: bytes, until_us: int) -> None:
         await super().keep_until(key, until_us)
         if key not in self._until:

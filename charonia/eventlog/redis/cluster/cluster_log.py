@@ -291,6 +291,7 @@ class ClusterLog:
     release_ownership = _of_model("release_ownership")
 
     append = _of_key("append")
+    append_fenced = _of_key("append_fenced")
     delete_entries = _of_key("delete_entries")
     delete_stream = _of_key("delete_stream")
     put_note = _of_key("put_note")

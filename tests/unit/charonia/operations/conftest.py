@@ -44,6 +44,7 @@ class Yard:
         age_s: float = 1.0,
         level: int = 0,
         tenant: str = "",
+        **more: Any,
     ) -> bytes:
         meta = request_meta(1, "hash-1", INPUTS, ("Y",), {"speed": 3}).of_tenant(tenant)
         flags = (FLAG_JOB if job else 0) | (FLAG_JOURNALLED if journalled else 0)
@@ -59,6 +60,7 @@ class Yard:
             accepted_ns=NOW_NS - int(age_s * 1e9),
             deadline_ns=NOW_NS + 5_000_000_000,
             flags=flags,
+            **more,
         )
 
     async def requests(
@@ -71,9 +73,18 @@ class Yard:
         await self.log.accept(self.model, level, 0, sizes, fields, Limits(), journalled=journalled, tenant=tenant)
 
     async def job(
-        self, job_id: bytes, *, level: int = 0, lane: int = 0, tenant: str = "", age_s: float = 1.0, **about: Any
+        self,
+        job_id: bytes,
+        *,
+        level: int = 0,
+        lane: int = 0,
+        tenant: str = "",
+        age_s: float = 1.0,
+        parts: dict[str, Any] | None = None,
+        **about: Any,
     ) -> None:
-        record = self.record(job_id, job=True, age_s=age_s, level=level)
+        """`parts` are rare parts of its record."""
+        record = self.record(job_id, job=True, age_s=age_s, level=level, **parts or {})
         accepted_us = (NOW_NS - int(age_s * 1e9)) // 1000
         new = NewJob(job_id, len(record), accepted_us, 600, tenant, about=about)
         await self.log.accept_job(self.model, level, lane, new, record_fields([record]), Limits())

@@ -12,7 +12,9 @@ from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ProcessJoined, RequestsMoved, VersionLoaded, facts_of
-from charonia.wire import records_of, unpack_request
+from charonia.generation.prompt_keys import PromptRoute
+from charonia.traces.contexts import TIMESTAMPS, Context
+from charonia.wire import Lineage, SequenceMark, records_of, unpack_request
 from protos.model_config_pb2 import ModelConfig
 
 Ids = Callable[[int], bytes]
@@ -55,6 +57,26 @@ async def test_a_job_is_carried_at_its_new_level_alone(paused: Any, ids: Ids) ->
     assert (await paused.log.job("m", ids(2))).events[-1].kind == "moved"
     _, clean, _ = await paused.run("audit")
     assert clean
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"lineage": Lineage(tenant="acme")},
+        {"trace": Context(TIMESTAMPS, bytes(16), bytes(8), "vendor=1", "gateway-1")},
+        {"prompt": PromptRoute(70, 3, bytes(range(16)))},
+        {"sequence": SequenceMark(7, start=True)},
+    ],
+    ids=lambda parts: next(iter(parts)),
+)
+async def test_every_part_of_a_job_is_carried(paused: Any, ids: Ids, parts: dict[str, Any]) -> None:
+    """Jobs of tenants to models that may call others have a lineage, traced ones a trace."""
+    await paused.job(ids(1), level=2, parts=parts)
+    assert (await paused.run("queue", "move", "m", "--id", ids(1).hex(), "--level", "1"))[1]
+    (entry,) = await paused.log.range(keys.queue("m", 1, 0))
+    (moved,) = records_of(entry.fields)
+    assert unpack_request(moved).level == 1
+    assert bytes(moved) == paused.record(ids(1), job=True, level=1, **parts)
 
 
 async def test_the_owner_reads_of_it_first(paused: Any, ids: Ids) -> None:

@@ -11,8 +11,9 @@ from gateway.webhooks.turns import Turns
 class Calls:
     """Calls that have or await a turn; each ends when the test says so."""
 
-    def __init__(self, total: int, per_host: int) -> None:
-        self.turns = Turns(total, per_host)
+    def __init__(self, total: int, per_host: int, *slow: bytes) -> None:
+        """`slow` are the tenants that are known to have slow calls."""
+        self.turns = Turns(total, per_host, lambda tenant, _: tenant in slow)
         self.running: list[tuple[bytes, bytes]] = []
         self.tasks: dict[asyncio.Task[None], tuple[bytes, bytes]] = {}
         self._ends: dict[tuple[bytes, bytes], list[asyncio.Event]] = {}
@@ -99,6 +100,34 @@ async def test_more_tenants_than_turns_have_one_after_the_other() -> None:
         had[calls.running[-1][0]] += 1
     assert len(had) == 12, had
     assert min(had.values()) >= 3, had
+    await calls.cancel_all()
+
+
+async def test_slow_calls_leave_a_turn_of_their_host_to_others() -> None:
+    calls = Calls(64, 4, b"a", b"b", b"c", b"d")
+    for tenant in (b"a", b"b", b"c", b"d"):
+        await calls.begin(tenant, b"host", 10)
+    assert calls.by_tenant() == {b"a": 3}
+    await calls.begin(b"quick", b"host", 2)
+    assert calls.by_tenant() == {b"a": 3, b"quick": 1}
+    await calls.end(b"quick", b"host")
+    assert calls.by_tenant() == {b"a": 3, b"quick": 1}
+    await calls.end(b"quick", b"host")
+    assert calls.by_tenant() == {b"a": 3}, "the turn stays free"
+    await calls.end(b"a", b"host")
+    assert calls.by_tenant() == {b"a": 2, b"b": 1}
+    await calls.begin(b"a", b"another", 1)
+    assert Counter(calls.running)[b"a", b"another"] == 1
+    await calls.cancel_all()
+    await calls.begin(b"b", b"host", 5)
+    assert calls.by_tenant() == {b"b": 3}, "nothing is left of those that ended"
+    await calls.cancel_all()
+
+
+async def test_a_host_with_one_turn_gives_it_to_slow_calls_too() -> None:
+    calls = Calls(64, 1, b"a")
+    await calls.begin(b"a", b"host", 2)
+    assert calls.by_tenant() == {b"a": 1}
     await calls.cancel_all()
 
 

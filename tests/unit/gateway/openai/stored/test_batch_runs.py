@@ -41,6 +41,7 @@ class Lines:
         self.cancelled: list[int] = []
         self.cancels = asyncio.Event()
         self.cancels.set()
+        self.forgotten: list[int] = []
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         self.ran.append(line.number)
@@ -68,6 +69,9 @@ class Lines:
         if job_ids:
             await self.deletes.wait()
             self.deleted.extend(job_ids)
+
+    async def forget(self, run: BatchRun, line: BatchLine) -> None:
+        self.forgotten.append(line.number)
 
 
 class ByTenant(Lines):
@@ -400,6 +404,45 @@ async def test_a_gateway_that_stalled_does_not_end_a_batch_that_goes_on(
     assert (await world.ended(batch_id)).counts.completed == 20
 
 
+async def test_a_gateway_that_is_paused_as_it_writes_a_fact_does_not_end_a_batch_that_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the owner when it checked that, and writes after another gateway took the batch over."""
+    monkeypatch.setattr(batch_runs, "MAX_IN_FLIGHT", 4)
+    paused, next_one = Lines(held=3), Lines(held=3)
+    batch_id = await world.batch(20)
+    one = await world.gateway("one", paused)
+    await world.done(batch_id, 3)
+    while len(paused.ran) < 7:
+        await asyncio.sleep(0.001)
+    add, goes_on, writes = world.batches.add, asyncio.Event(), asyncio.Event()
+
+    async def add_late(batch: str, fact: dict[str, Any], *token: int) -> None:
+        if fact["kind"] == "finalizing" and not writes.is_set():
+            writes.set()
+            await goes_on.wait()
+        await add(batch, fact, *token)
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    monkeypatch.setattr(world.batches, "add", add_late)
+    one._runs[batch_id].is_full = True
+    paused.gate.set()
+    await asyncio.wait_for(writes.wait(), LIMIT_S)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", next_one)
+    while len(next_one.ran) < 4:
+        await asyncio.sleep(0.001)
+    goes_on.set()
+    await world.until(is_over)
+    assert paused.cancelled == []
+    state = await world.batches.state(batch_id)
+    assert (state.finalizing_s, state.outcome) == (0, "")
+    next_one.gate.set()
+    assert (await world.ended(batch_id)).counts.completed == 20
+
+
 async def test_a_batch_that_was_full_stays_so(world: World) -> None:
     """Another gateway may have cancelled the jobs of its last lines, because its owner asks for no more."""
     batch_id = await world.batch(5)
@@ -422,9 +465,9 @@ async def test_the_models_that_are_asked_are_written_once(world: World, monkeypa
     batch_id = await world.batch(20)
     add = world.batches.add
 
-    async def add_slowly(batch: str, fact: dict[str, Any]) -> None:
+    async def add_slowly(batch: str, fact: dict[str, Any], *token: int) -> None:
         await asyncio.sleep(0)  # the other lines ask meanwhile
-        await add(batch, fact)
+        await add(batch, fact, *token)
 
     monkeypatch.setattr(world.batches, "add", add_slowly)
     await world.gateway("one", Asking())
@@ -665,6 +708,50 @@ async def test_a_gateway_that_is_not_the_owner_any_more_deletes_no_job(
     state = await world.ended(batch_id)
     assert (state.counts.completed, second.deleted) == (2, ["job-1", "job-1"])
     assert first.asked_to_delete == []
+
+
+@pytest.mark.parametrize("finishes", [False, True], ids=["while it asks", "after its answer"])
+@pytest.mark.parametrize("ends", [False, True], ids=["the batch goes on", "the batch has ended"])
+async def test_a_gateway_that_stalled_deletes_the_jobs_that_the_owner_does_not_know(
+    world: World, monkeypatch: pytest.MonkeyPatch, finishes: bool, ends: bool
+) -> None:
+    """It asked for a line that is not to be stored after the owner had its result and had deleted its job."""
+    stalled, owner = Lines(held=0), Lines(held=1)
+    stalled.unstored, owner.unstored = ("again",), ("job",)
+    owner.deletes.set()
+    batch_id = await world.batch(3)
+    one = await world.gateway("one", stalled)
+    while len(stalled.ran) < 3:
+        await asyncio.sleep(0.001)
+    owns, goes_on = world.batches.owns, asyncio.Event()
+
+    async def owns_late(batch: str, token: int) -> bool:
+        if batch in one._runs and token == one._runs[batch].token:
+            await goes_on.wait()
+        return await owns(batch, token)
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    monkeypatch.setattr(world.batches, "owns", owns_late)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", owner)
+    while owner.deleted != ["job"]:
+        await asyncio.sleep(0.001)
+    if ends:
+        owner.gate.set()
+        await world.ended(batch_id)
+    if finishes:
+        stalled.gate.set()
+        while stalled._now:
+            await asyncio.sleep(0.001)
+    goes_on.set()
+    await world.until(is_over)
+    assert stalled.deleted == []
+    # of the lines that go on the owner waits for the jobs: it finds those that there are
+    assert sorted(stalled.forgotten) == ([1, 2, 3] if ends else [1])
+    owner.gate.set()
+    assert (await world.ended(batch_id)).counts.completed == 3
 
 
 # -- what a tenant may store -------------------------------------------------------------------------------------------

@@ -490,9 +490,16 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}
 
 async def test_jobs_are_found_by_their_keys_and_cancelled() -> None:
     jobs = {"batch_1:3:0:parts:line": "a", "batch_1:3:0:line": "b", "batch_1:3:1:line": "c", "batch_1:4:0:line": "d"}
-    lines, handler = left({"m": jobs, "other": {"batch_1:3:0:line": "e"}}, "b")
+    lines, handler = left({"m": jobs, "other": {"batch_1:4:0:line": "e"}}, "b")
     await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
     assert sorted(handler.cancelled) == ["a", "c"]
+
+
+async def test_a_batch_of_an_older_release_may_have_asked_another_model_than_its_name_leads_to_now() -> None:
+    """An adapter was loaded for another model meanwhile, and no fact names the former one."""
+    lines, handler = left({"m": {"batch_1:3:0:line": "a"}, "former": {"batch_1:3:1:line": "b"}})
+    await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
+    assert sorted(handler.cancelled) == ["a", "b"]
 
 
 async def test_jobs_of_a_model_that_is_not_served_are_found_too() -> None:
@@ -524,6 +531,18 @@ async def test_jobs_of_an_older_release_are_found_too() -> None:
     lines, handler = left({"m": {"batch_1:3:0:parts": "a", "batch_1:3:1": "b"}})
     await lines.cancel(run_of(), BatchLine(3, "id", CHAT))
     assert handler.cancelled == ["a", "b"]
+
+
+@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_a", "resp_b"]), (True, [])])
+async def test_only_jobs_that_are_not_to_be_stored_are_forgotten(store: bool, deleted: list[str]) -> None:
+    handler: Any = _Left({"m": {"batch_1:3:0:parts:line": "a", "batch_1:3:0:line": "b", "batch_1:4:0:line": "c"}})
+    texts: Any = SimpleNamespace(models=_Models())
+    responses: Any = _Responses(handler, _Resumable())
+    run = BatchRun(BatchState("batch_1", endpoint="/v1/responses", expires_s=EXPIRES_S), 1, ANYONE, Counts())
+    nothing: Any = None
+    lines = ModelLines(handler, texts, nothing, responses)
+    await lines.forget(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
+    assert (sorted(responses.deleted), handler.cancelled) == (deleted, [])
 
 
 @pytest.mark.parametrize("is_response", [True, False])

@@ -11,7 +11,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import Unavailable
+from charonia.errors import Cancelled, Unavailable
 from charonia.eventlog.port import START
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import stored_objects
@@ -211,6 +211,33 @@ async def test_one_living_gateway_drives_a_batch() -> None:
     await batches.release("batch_1", "two", later)
     await log.beat("gateway", "one", 60_000)
     assert await batches.take("batch_1", "one") > later
+
+
+async def test_facts_of_a_former_owner_are_refused() -> None:
+    log = MemoryLog()
+    batches = StoredBatches(log)
+    await batches.create("batch_1", CREATED)
+    await log.beat("gateway", "one", 60_000)
+    first = await batches.take("batch_1", "one")
+    await batches.add("batch_1", {"kind": "asked", "time_s": 1, "model": "m"}, first)
+    await log.end_beat("gateway", "one")
+    second = await batches.take("batch_1", "two")
+    before = await batches.state("batch_1")
+    with pytest.raises(Cancelled, match="another gateway drives batch batch_1"):
+        await batches.add("batch_1", {"kind": "ended", "time_s": 1, "outcome": "completed"}, first)
+    assert await batches.state("batch_1") == before
+    await batches.add("batch_1", {"kind": "cancelling", "time_s": 2})  # as any gateway may
+    await batches.add("batch_1", {"kind": "ended", "time_s": 3, "outcome": "cancelled"}, second)
+    assert (await batches.state("batch_1")).outcome == "cancelled"
+
+
+async def test_a_batch_with_a_larger_token_is_not_taken() -> None:
+    """The owner's key is deleted at the end of a batch, and tokens may begin again."""
+    log = MemoryLog()
+    batches = StoredBatches(log)
+    await log.append_fenced(keys.batch_facts("batch_1"), keys.batch_fence("batch_1"), 1 << 40, [], 60)
+    assert await batches.take("batch_1", "one") == 0
+    assert (await log.owner(keys.batch_owner("batch_1")))[0] == ""
 
 
 async def test_results_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
