@@ -29,7 +29,7 @@ from charonia.backend import (
 )
 from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
-from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.errors import CharoniaError, InternalError, Unsupported, error_of_model
 from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.generation.text_assets import digest_of
 from charonia.generation.text_tensors import ASSETS_PARAMETER
@@ -383,11 +383,12 @@ def _told(model: str) -> Iterator[None]:
     try:
         with code_of_models():
             yield
-    except CharoniaError:
-        raise
     except Exception as error:
-        _log.exception("loading %s failed", model)
-        raise InternalError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(error, CharoniaError):
+            _log.exception("loading %s failed", model)
+        if (told := error_of_model(error)) is error:
+            raise
+        raise told from error
 
 
 def _memory_of(model: MeasuredModel, name: str) -> dict[str, int]:

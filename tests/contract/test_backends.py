@@ -26,8 +26,10 @@ from charonia.backend import (
     ModelRequest,
     ModelResponse,
     ModelSource,
+    Outcome,
     ResponseStream,
     TensorSignature,
+    Timings,
 )
 from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
@@ -475,6 +477,18 @@ async def test_memory_that_stays_is_measured(tmp_path: Path) -> None:
         await check_repeated_loads(EchoBackend(Hoarding), model)
     KEPT.clear()
     await check_repeated_loads(EchoBackend(), model)
+
+
+class Hasty(Echo):
+    """Says that it took less than no time."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Outcome:  # type: ignore[override]
+        return Outcome(super().execute(inputs, outputs), Timings(1, -1, 1))
+
+
+async def test_times_that_cannot_be_counted_are_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the model gave -1 as 'infer_ns' of its timings"):
+        await check_backend(EchoBackend(Hasty), identity(tmp_path, "echo", batching=True))
 
 
 async def test_a_strict_model_that_refuses_nothing_is_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Never
 import pytest
 
 from charonia.backend import GraphSignature, InstanceSpec, MemoryUse, ModelSource, TensorSignature
-from charonia.errors import CharoniaError, InternalError
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from executors.backends.registry import BackendRegistry
 from executors.loading.loader import Loader
@@ -153,6 +153,13 @@ async def test_what_a_backend_raises_is_the_reason_of_the_load(tmp_path: Path) -
         await of.complete(directory, [1], nothing_known)
     with pytest.raises(InternalError, match="ValueError: odd"):
         await of.load(directory, 1, config)
+    # names of files may be any bytes, and the reason is written to the log
+    for error in (ValueError("no 'a\udcff'"), InvalidArgument("no 'a\udcff'")):
+        backend.unloadable = error
+        with pytest.raises(CharoniaError) as failed:
+            await of.load(directory, 1, config)
+        assert failed.value.message.endswith("no 'a\\udcff'")
+        assert type(failed.value) is (InvalidArgument if isinstance(error, InvalidArgument) else InternalError)
 
 
 SHAPES_OF_NOTHING = [TensorSignature("a", "FP32", None)]  # type: ignore[arg-type]

@@ -52,3 +52,23 @@ print(*sorted(files - set(sys.stdlib_module_names) - {"__main__"}))
     assert done.returncode == 0, done.stderr
     brought = {name for name in done.stdout.split() if not name.startswith(("_", "sitecustomize", "usercustomize"))}
     assert brought == {"charonia", "executors", "msgpack", "numpy"}
+
+
+def test_a_model_process_needs_no_name_that_python_3_10_has_not() -> None:
+    """Environments of models may have that version, the server has a later one."""
+    code = """
+import asyncio, enum, sys, types, typing
+import numpy, msgpack
+later = {
+    asyncio: ("Runner", "TaskGroup", "timeout", "timeout_at"),
+    enum: ("StrEnum", "verify"),
+    typing: ("LiteralString", "Never", "NotRequired", "Required", "Self", "Unpack", "assert_never"),
+}
+for module, names in later.items():
+    older = types.ModuleType(module.__name__)
+    older.__dict__.update({name: value for name, value in vars(module).items() if name not in names})
+    sys.modules[module.__name__] = older
+import executors.backends.python.stub.model_process
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
