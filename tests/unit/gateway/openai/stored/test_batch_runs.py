@@ -443,6 +443,34 @@ async def test_a_gateway_that_is_paused_as_it_writes_a_fact_does_not_end_a_batch
     assert (await world.ended(batch_id)).counts.completed == 20
 
 
+async def test_a_gateway_that_is_paused_as_it_ends_a_batch_leaves_no_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = await world.batch(3)
+    add, goes_on, writes = world.batches.add, asyncio.Event(), asyncio.Event()
+
+    async def add_late(batch: str, fact: dict[str, Any], *token: int) -> None:
+        if fact["kind"] == "ended" and not writes.is_set():
+            writes.set()
+            await goes_on.wait()
+        await add(batch, fact, *token)
+
+    monkeypatch.setattr(world.batches, "add", add_late)
+    one = await world.gateway("one", Lines())
+    await asyncio.wait_for(writes.wait(), LIMIT_S)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", Lines())
+    state = await world.ended(batch_id)
+    goes_on.set()
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    await world.until(is_over)
+    assert await world.batches.state(batch_id) == state
+    assert [file.id for file in await world.files.of_tenant("")] == [state.input_file, state.output_file]
+
+
 async def test_a_batch_that_was_full_stays_so(world: World) -> None:
     """Another gateway may have cancelled the jobs of its last lines, because its owner asks for no more."""
     batch_id = await world.batch(5)
