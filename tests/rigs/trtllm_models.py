@@ -20,7 +20,7 @@ WHOLE = "tensorrt_llm_whole"
 TYPES = {
     **dict.fromkeys(("text_input", "bad_words", "stop_words", "embedding_bias_words"), "BYTES"),
     **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide", "decoder_text_input"), "BYTES"),
-    **dict.fromkeys(("image_url_input",), "BYTES"),
+    **dict.fromkeys(("image_url_input", "sampling_parameters"), "BYTES"),
     **dict.fromkeys(("top_p", "temperature", "length_penalty", "len_penalty", "repetition_penalty"), "FP32"),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "embedding_bias_weights", "embedding_bias", "runtime_top_p"), "FP32"),
     **dict.fromkeys(("runtime_top_p_decay", "draft_logits"), "FP32"),
@@ -46,14 +46,18 @@ def write_example(repository: Path, language_model: str, tokenizer_dir: Path) ->
     (repository / WHOLE / "config.pbtxt").write_text(bls.replace("decoupled: true", "decoupled: false"))
 
 
-def tensors(client: Any, values: Mapping[str, Any]) -> list[Any]:
-    """Inputs of `tritonclient` (`grpc` or `http`, as `client` is), one row each, as clients of TensorRT-LLM make them."""
+def tensors(client: Any, values: Mapping[str, Any], *, rows: bool = True) -> list[Any]:
+    """Inputs of `tritonclient` (`grpc` or `http`, as `client` is), one row each, as clients of TensorRT-LLM make them.
+
+    Without `rows` they have no dimension for it.
+    """
     found = []
     for name, value in values.items():
         kind = TYPES.get(name, "INT32")
         dtype = {"BYTES": np.object_, "BOOL": np.bool_, "FP16": np.float16, "FP32": np.float32, "UINT64": np.uint64}
         array = np.asarray(value, dtype.get(kind, np.int32))
-        array = array.reshape(1, 1) if array.ndim == 0 else array[np.newaxis] if array.ndim < 2 else array
+        array = np.atleast_1d(array)
+        array = array[np.newaxis] if rows and array.ndim < 2 else array
         if array.size and kind == "BYTES":
             array = np.vectorize(lambda one: one if isinstance(one, bytes) else str(one).encode(), otypes=[np.object_])(array)
         tensor = client.InferInput(name, list(array.shape), kind)
@@ -69,13 +73,14 @@ class Refusal(Exception):
 class Asker:
     """A gRPC stream of the stock client."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, rows: bool = True) -> None:
+        self._rows = rows
         self.client = grpcclient.InferenceServerClient(address)
         self._answers: queue.Queue[Any] = queue.Queue()
         self.client.start_stream(lambda result, error: self._answers.put((result, error)))
 
     def begin(self, model: str, identity: str = "", **values: Any) -> None:
-        inputs = tensors(grpcclient, values)
+        inputs = tensors(grpcclient, values, rows=self._rows)
         self.client.async_stream_infer(model, inputs, request_id=identity, enable_empty_final_response=True)
 
     def next(self) -> tuple[Any, bool]:
