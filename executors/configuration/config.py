@@ -170,7 +170,7 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
 
 
 def _outputs_once(config: pb.ModelConfig) -> None:
-    """Remove outputs that repeat another one in all: Triton loads them, and TensorRT-LLM's template of an ensemble has one."""
+    """Remove outputs that repeat another one in all: Triton loads them, and a template of TensorRT-LLM has one."""
     seen: list[pb.ModelOutput] = []
     for output in config.output:
         if output not in seen:

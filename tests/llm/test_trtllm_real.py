@@ -90,7 +90,8 @@ def test_log_probabilities_are_those_of_the_tokens(asker: Asker, face: str) -> N
 
 @pytest.mark.parametrize("face", FACES)
 def test_guides_hold(asker: Asker, face: str) -> None:
-    schema = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
+    year = {"year": {"type": "integer", "minimum": 1900, "maximum": 2100}}
+    schema = {"type": "object", "properties": year, "required": ["year"], "additionalProperties": False}
     asked = {"text_input": "The year after 2024 as JSON:", "max_tokens": 24, "exclude_input_in_output": True}
     guide = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(schema)}
     assert isinstance(json.loads(asker.texts(face, **asked, **guide)[0])["year"], int)

@@ -68,7 +68,7 @@ class Base:
 
 _PREFILL = (
     _COMMON
-    + '''
+    + """
 
 class TritonPythonModel(Base):
     def begin(self):
@@ -105,12 +105,12 @@ class TritonPythonModel(Base):
             "remote_port": self.listener.getsockname()[1],
         }
         sender.send(pb_utils.InferenceResponse([text("kv_transfer_params", json.dumps(there))]), flags=FINAL)
-'''
+"""
 )
 
 _DECODE = (
     _COMMON
-    + '''
+    + """
 
 class TritonPythonModel(Base):
     def begin(self):
@@ -138,7 +138,7 @@ class TritonPythonModel(Base):
                 break
             sender.send(pb_utils.InferenceResponse([text("text_output", f" {blocks + index}")]))
         sender.send(flags=FINAL)
-'''
+"""
 )
 _INPUTS = """
 max_batch_size: 0

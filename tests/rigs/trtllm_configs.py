@@ -13,34 +13,34 @@ _ENGINE_INPUTS = {
     "encoder_input_features": f"TYPE_FP16 {_TABLE}",
     "input_lengths": "TYPE_INT32 dims: [ 1 ] reshape: { shape: [ ] }",
     "request_output_len": "TYPE_INT32 dims: [ 1 ] reshape: { shape: [ ] }",
-    **{name: f"TYPE_INT32 {_LIST}" for name in ("draft_input_ids", "decoder_input_ids")},
+    **dict.fromkeys(("draft_input_ids", "decoder_input_ids"), f"TYPE_INT32 {_LIST}"),
     "draft_logits": f"TYPE_FP32 {_TABLE}",
-    **{name: f"TYPE_INT32 dims: [ 2, -1 ] {_RAGGED}" for name in ("stop_words_list", "bad_words_list")},
+    **dict.fromkeys(("stop_words_list", "bad_words_list"), f"TYPE_INT32 dims: [ 2, -1 ] {_RAGGED}"),
     "embedding_bias": f"TYPE_FP32 {_LIST}",
-    **{
-        name: f"TYPE_INT32 {_SCALAR}"
-        for name in (
+    **dict.fromkeys(
+        (
             *("encoder_output_lengths", "num_return_sequences", "decoder_input_lengths", "end_id", "pad_id"),
             *("beam_width", "runtime_top_k", "runtime_top_p_reset_ids", "min_tokens", "prompt_vocab_size"),
-        )
-    },
-    **{
-        name: f"TYPE_FP32 {_SCALAR}"
-        for name in (
+        ),
+        f"TYPE_INT32 {_SCALAR}",
+    ),
+    **dict.fromkeys(
+        (
             *("draft_acceptance_threshold", "temperature", "runtime_top_p", "runtime_top_p_min", "len_penalty"),
             *("runtime_top_p_decay", "repetition_penalty", "beam_search_diversity_rate", "presence_penalty"),
             "frequency_penalty",
-        )
-    },
-    **{name: f"TYPE_UINT64 {_SCALAR}" for name in ("seed", "lora_task_id")},
-    **{
-        name: f"TYPE_BOOL {_SCALAR}"
-        for name in (
+        ),
+        f"TYPE_FP32 {_SCALAR}",
+    ),
+    **dict.fromkeys(("seed", "lora_task_id"), f"TYPE_UINT64 {_SCALAR}"),
+    **dict.fromkeys(
+        (
             *("early_stopping", "return_log_probs", "return_context_logits", "return_generation_logits", "stop"),
             *("return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens", "streaming"),
             "exclude_input_in_output",
-        )
-    },
+        ),
+        f"TYPE_BOOL {_SCALAR}",
+    ),
     "prompt_embedding_table": f"TYPE_FP16 {_TABLE}",
     "prompt_table_extra_ids": f"TYPE_UINT64 {_LIST}",
     "cross_attention_mask": f"TYPE_BOOL {_TABLE}",
@@ -54,32 +54,32 @@ _ENGINE_INPUTS = {
         f"retention_token_range_{name}": f"TYPE_INT32 {_LIST}"
         for name in ("starts", "ends", "priorities", "durations_ms")
     },
-    **{
-        name: f"TYPE_INT32 dims: [ 1 ] {_RAGGED}"
-        for name in (
+    **dict.fromkeys(
+        (
             *("retention_decode_priority", "retention_decode_duration_ms", "lookahead_window_size"),
             *("lookahead_ngram_size", "lookahead_verification_set_size"),
-        )
-    },
-    **{name: f"TYPE_STRING dims: [ 1 ] {_RAGGED}" for name in ("guided_decoding_guide_type", "guided_decoding_guide")},
+        ),
+        f"TYPE_INT32 dims: [ 1 ] {_RAGGED}",
+    ),
+    **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), f"TYPE_STRING dims: [ 1 ] {_RAGGED}"),
 }
 _OUTPUTS = {
     "cum_log_probs": "TYPE_FP32 dims: [ -1 ]",
     "output_log_probs": "TYPE_FP32 dims: [ -1, -1 ]",
     "context_logits": "TYPE_FP32 dims: [ -1, -1 ]",
     "generation_logits": "TYPE_FP32 dims: [ -1, -1, -1 ]",
-    **{
-        name: "TYPE_INT32 dims: [ 1 ]"
-        for name in (
+    **dict.fromkeys(
+        (
             *("batch_index", "sequence_index", "kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"),
             *("kv_cache_alloc_total_blocks", "total_accepted_draft_tokens", "total_draft_tokens"),
             *("num_input_tokens", "num_output_tokens"),
-        )
-    },
-    **{
-        name: "TYPE_INT64 dims: [ 1 ]"
-        for name in ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
-    },
+        ),
+        "TYPE_INT32 dims: [ 1 ]",
+    ),
+    **dict.fromkeys(
+        ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
+        "TYPE_INT64 dims: [ 1 ]",
+    ),
     "acceptance_rate": "TYPE_FP32 dims: [ 1 ]",
 }
 _PARAMETERS = {
@@ -112,7 +112,9 @@ def _tensors(kind: str, described: dict[str, str]) -> str:
 
 
 def parameters(values: dict[str, str]) -> str:
-    return "".join(f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in values.items())
+    return "".join(
+        f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in values.items()
+    )
 
 
 def engine_config(**more: str) -> str:
@@ -143,7 +145,9 @@ def ensemble_config() -> str:
     inputs = {name: plain[name] for name in ("input_ids", "input_lengths", "seed")}
     inputs["max_tokens"] = "TYPE_INT32 dims: [ 1 ]"
     outputs = {"output_ids": "TYPE_INT32 dims: [ -1, -1 ]", **_OUTPUTS}
-    twice = _tensors("output", outputs).replace("]\n", ', { name: "batch_index" data_type: TYPE_INT32 dims: [ 1 ] } ]\n')
+    twice = _tensors("output", outputs).replace(
+        "]\n", ', { name: "batch_index" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+    )
     maps = "\n".join(
         [f'input_map {{ key: "{name}" value: "{name}" }},' for name in ("input_ids", "input_lengths", "seed")]
         + ['input_map { key: "request_output_len", value: "max_tokens" }']

@@ -22,7 +22,9 @@ TYPES = {
     **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide", "decoder_text_input"), "BYTES"),
     **dict.fromkeys(("image_url_input", "sampling_parameters"), "BYTES"),
     **dict.fromkeys(("top_p", "temperature", "length_penalty", "len_penalty", "repetition_penalty"), "FP32"),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "embedding_bias_weights", "embedding_bias", "runtime_top_p"), "FP32"),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty", "embedding_bias_weights", "embedding_bias", "runtime_top_p"), "FP32"
+    ),
     **dict.fromkeys(("runtime_top_p_decay", "draft_logits"), "FP32"),
     **dict.fromkeys(("prompt_embedding_table", "lora_weights", "image_input"), "FP16"),
     **dict.fromkeys(("seed", "lora_task_id", "prompt_table_extra_id"), "UINT64"),
@@ -59,7 +61,9 @@ def tensors(client: Any, values: Mapping[str, Any], *, rows: bool = True) -> lis
         array = np.atleast_1d(array)
         array = array[np.newaxis] if rows and array.ndim < 2 else array
         if array.size and kind == "BYTES":
-            array = np.vectorize(lambda one: one if isinstance(one, bytes) else str(one).encode(), otypes=[np.object_])(array)
+            array = np.vectorize(lambda one: one if isinstance(one, bytes) else str(one).encode(), otypes=[np.object_])(
+                array
+            )
         tensor = client.InferInput(name, list(array.shape), kind)
         tensor.set_data_from_numpy(array)
         found.append(tensor)

@@ -34,7 +34,7 @@ class SamplingArguments:
     lora: str
 
     def computing_the_prompt(self) -> SamplingArguments:
-        """The same without keys and values of another engine: the run before has taken them, and they are gone there."""
+        """The same without keys and values of another engine: the run before has taken them from there."""
         extra = dict(self.arguments.get("extra_args") or {})
         if not (extra.get(TRANSFER) or {}).get("do_remote_prefill"):
             return self

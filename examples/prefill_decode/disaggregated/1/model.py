@@ -1,8 +1,9 @@
 """One model over two: `prefill` reads the prompt, `decode` goes on with the keys and values that it computed.
 
 The first is asked for one token, and answers where keys and values are; the second gets that beside the request and
-generates the whole text, the first token included. What is passed on is vLLM's `kv_transfer_params`, unread. A half whose
-executor is lost runs again by itself; where blocks went with it, both halves run again, as long as nothing was sent.
+generates the whole text, the first token included. What is passed on is vLLM's `kv_transfer_params`, unread. A half
+whose executor is lost runs again by itself; where blocks went with it, both halves run again, as long as nothing was
+sent.
 """
 
 import asyncio

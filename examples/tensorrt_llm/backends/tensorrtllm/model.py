@@ -1,12 +1,13 @@
 """TensorRT-LLM's tensors over a language model of this server: a python-based backend, for `--backend-directory`.
 
-A model of this backend that has the input `text_input` takes and gives texts, as `tensorrt_llm_bls`; any other takes and
-gives token ids, as `tensorrt_llm`. Each row of a request becomes one call of the model that the parameter
-`language_model` names, which is of the backend `llm` or `vllm`, or has their tensors. Defaults are TensorRT-LLM's: greedy
-unless `top_k` or `top_p` say otherwise, and the seed 0. What has no counterpart there is refused by name.
+A model of this backend that has the input `text_input` takes and gives texts, as `tensorrt_llm_bls`; any other takes
+and gives token ids, as `tensorrt_llm`. Each row of a request becomes one call of the model that the parameter
+`language_model` names, which is of the backend `llm` or `vllm`, or has their tensors. Defaults are TensorRT-LLM's:
+greedy unless `top_k` or `top_p` say otherwise, and the seed 0. What has no counterpart there is refused by name.
 """
 
 import asyncio
+import itertools
 import json
 import os
 
@@ -75,7 +76,9 @@ NEVER = {
     **dict.fromkeys(("mrope_rotary_cos_sin", "mrope_position_deltas"), PICTURES),
     **dict.fromkeys(("decoder_text_input", "encoder_input_features", "encoder_output_lengths"), ENCODER),
     **dict.fromkeys(("cross_attention_mask", "skip_cross_attn_blocks"), ENCODER),
-    **dict.fromkeys((f"retention_token_range_{one}" for one in ("starts", "ends", "priorities", "durations_ms")), RETENTION),
+    **dict.fromkeys(
+        (f"retention_token_range_{one}" for one in ("starts", "ends", "priorities", "durations_ms")), RETENTION
+    ),
     **dict.fromkeys(("retention_decode_priority", "retention_decode_duration_ms"), RETENTION),
     **dict.fromkeys((f"lookahead_{one}" for one in ("window_size", "ngram_size", "verification_set_size")), LOOKAHEAD),
     "context_phase_params": "prefill and decode are the language model's: 'language_model' names one that has both",
@@ -172,7 +175,7 @@ class TritonPythonModel:
         sender.send(pb_utils.InferenceResponse([]), flags=FINAL)
 
     def calls(self, inputs):
-        """The calls that a request needs: one for each row and sequence. Raises `Refused` for what has no counterpart."""
+        """The calls that a request needs, one for each row and sequence. Raises `Refused`."""
         prompt = "text_input" if self.takes_text else "input_ids"
         if prompt not in inputs:
             raise Refused(f"A value is required for {prompt}")
@@ -198,7 +201,9 @@ class TritonPythonModel:
     async def generate(self, call, sender, opened):
         """Make one call, and send on what it gives. Returns the error that ended it, None without one."""
         row, arguments, labels = call
-        responses = await pb_utils.InferenceRequest(model_name=self.language_model, **arguments).async_exec(decoupled=True)
+        responses = await pb_utils.InferenceRequest(model_name=self.language_model, **arguments).async_exec(
+            decoupled=True
+        )
         opened.append(responses)
         watcher = asyncio.create_task(self.watch(sender, responses))
         flags = 0 if self.decoupled else FINAL
@@ -217,8 +222,10 @@ class TritonPythonModel:
 
     async def watch(self, sender, responses):
         """End the call when the client has given up. The server does it where no other request shares the batch."""
-        while not sender.is_cancelled():
+        cancelled = False
+        while not cancelled:
             await asyncio.sleep(self.check_s)
+            cancelled = sender.is_cancelled()
         responses.cancel()
 
 
@@ -380,7 +387,7 @@ class Row:
             found["bad_words"] = texts
 
     def words(self, name):
-        """The token ids of each word of a list in TensorRT-LLM's form: ids, and where each word ends, -1 for padding."""
+        """The token ids of each word of a list in TensorRT-LLM's form: ids, and where words end, -1 for padding."""
         values = self.values.get(name, np.zeros(0, np.int32))
         if len(values) % 2:
             raise Refused(f"tensor '{name}' has {len(values)} elements, expected two rows: ids, and where words end")
@@ -388,7 +395,7 @@ class Row:
         ends = [0, *(end for end in ends if end != -1)]
         if ends != sorted(ends) or ends[-1] > len(ids):
             raise Refused(f"tensor '{name}' has words that end at {ends[1:]}, expected rising ends up to {len(ids)}")
-        return [ids[begin:end] for begin, end in zip(ends, ends[1:], strict=False) if end > begin]
+        return [ids[begin:end] for begin, end in itertools.pairwise(ends) if end > begin]
 
     def decoded(self, name, word):
         if self.model.tokenizer is None:

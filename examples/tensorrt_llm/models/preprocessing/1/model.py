@@ -48,7 +48,9 @@ class TritonPythonModel:
         """INT32 [rows, 2, n]: the ids of a row's words one after the other, and where each ends; -1 fills up."""
         if given is None:
             return np.empty((rows, 2, 0), np.int32)
-        encoded = [[self.tokenizer.encode(word.decode(), add_special_tokens=False).ids for word in row] for row in given]
+        encoded = [
+            [self.tokenizer.encode(word.decode(), add_special_tokens=False).ids for word in row] for row in given
+        ]
         width = max(1, *(sum(map(len, row)) for row in encoded))
         found = np.zeros((rows, 2, width), np.int32)
         found[:, 1] = -1
