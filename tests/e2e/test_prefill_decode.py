@@ -94,6 +94,7 @@ def test_the_second_half_goes_on_with_what_the_first_computed(pools: Pools) -> N
     assert pools.gates.held() == 0
 
 
+@pytest.mark.long
 def test_a_first_half_whose_executor_is_lost_runs_again(pools: Pools) -> None:
     pools.begin()
     pools.gates.until("at.prefill")
@@ -105,6 +106,7 @@ def test_a_first_half_whose_executor_is_lost_runs_again(pools: Pools) -> None:
     assert pools.gates.held() == 0
 
 
+@pytest.mark.long
 def test_blocks_that_were_lost_with_their_executor_are_computed_again(pools: Pools) -> None:
     """The first half had answered, and the second had not taken them."""
     pools.gates.open("prefill")
@@ -118,6 +120,7 @@ def test_blocks_that_were_lost_with_their_executor_are_computed_again(pools: Poo
     assert pools.gates.held() == 0
 
 
+@pytest.mark.long
 def test_a_second_half_whose_executor_is_lost_goes_on_after_what_was_seen(pools: Pools) -> None:
     pools.gates.open("prefill", "decode", *DECODED[:2])
     pools.begin()

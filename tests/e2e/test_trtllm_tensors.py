@@ -50,7 +50,7 @@ def server(counts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     models = directory / "models"
     text_backend.write_model(models, "text", 2)
     write_example(models, "text", tokenizer)
-    older = models / WHOLE / "config.pbtxt"  # as releases before 0.17 wrote it
+    older = models / WHOLE / "config.pbtxt"  # with the names of older releases
     older.write_text(older.read_text().replace('"min_tokens"', '"min_length"').replace('"seed"', '"random_seed"'))
     for name, config in ((FILLED, engine_config(language_model="text")), ("their_ensemble", ensemble_config())):
         (models / name / "1").mkdir(parents=True)

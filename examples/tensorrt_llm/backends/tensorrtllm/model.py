@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-# the other names of the same: those of `tensorrt_llm`, and those of releases before 0.17
+# the other names of the same: those of `tensorrt_llm`, and those of older releases
 RENAMED = {
     "request_output_len": "max_tokens",
     "runtime_top_k": "top_k",
