@@ -12,7 +12,7 @@ import pytest
 from disaggregated_engines import Gates, text_of, write_models
 from e2e_asking import until
 from e2e_parts import Part, Parts, parts_over_a_log
-from trtllm_models import Asker, Refusal
+from trtllm_models import BACKENDS, Asker, Refusal
 
 PROMPT = "The capital of France is"
 TOKENS = 6
@@ -33,7 +33,7 @@ class Pools:
 
     def start(self, pool: str) -> None:
         self.started += 1
-        flags = (f"--model-repository={self.repository}", f"--pool={pool}")
+        flags = (f"--model-repository={self.repository}", f"--pool={pool}", f"--backend-directory={BACKENDS}")
         self.executors[pool] = self.parts.start("executor", f"{pool}-{self.started}", *flags)
 
     def replace(self, pool: str) -> None:
@@ -79,7 +79,7 @@ def pools(stack: Pools) -> Iterator[Pools]:
     for file in stack.gates.directory.iterdir():
         if file.name != "port":
             file.unlink()
-    for model in ("prefill", "decode", "disaggregated"):
+    for model in ("prefill", "decode", "disaggregated", "tensorrt_llm_bls"):
         until("it is ready", lambda model=model: stack.gateway.get(f"/v2/models/{model}/ready")[0] == 200)
     stack.asker = Asker(stack.gateway.grpc, rows=False)
     yield stack
@@ -144,6 +144,15 @@ def test_a_cancel_reaches_the_half_that_runs_and_nothing_stays_held(pools: Pools
     pools.asker.client.stop_stream(cancel_requests=True)
     pools.gates.until(f"cancelled.{at}")
     until("nothing is held", lambda: pools.gates.held() == 0)
+
+
+def test_tensors_of_tensorrt_llm_reach_both_halves(pools: Pools) -> None:
+    pools.gates.open("prefill", "decode", *DECODED)
+    asker = Asker(pools.gateway.grpc)
+    parts = asker.texts("tensorrt_llm_bls", text_input=PROMPT, max_tokens=TOKENS, stream=True)
+    assert (len(parts), "".join(parts)) == (TOKENS, text_of(PROMPT, TOKENS))
+    asker.close()
+    assert pools.gates.held() == 0
 
 
 def test_what_the_first_half_refuses_ends_the_request(pools: Pools) -> None:

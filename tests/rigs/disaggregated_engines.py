@@ -16,6 +16,7 @@ from e2e_asking import until
 from e2e_server import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "prefill_decode"
+TENSORS = REPOSITORY / "examples" / "tensorrt_llm"
 
 _COMMON = '''
 import json, os, socket, threading, time, uuid
@@ -189,10 +190,13 @@ class Gates:
 
 
 def write_models(repository: Path, gates: Gates) -> None:
-    """The example, with these engines in the place of vLLM's."""
+    """The example, with these engines in the place of vLLM's, and TensorRT-LLM's tensors over it."""
     shutil.copytree(EXAMPLE, repository)
     front = repository / "disaggregated" / "config.pbtxt"
     front.write_text(front.read_text() + _parameter("charonia.pool", "front"))
+    texts = (TENSORS / "models" / "tensorrt_llm_bls" / "config.pbtxt").read_text().replace("smollm2", "disaggregated")
+    (repository / "tensorrt_llm_bls" / "1").mkdir(parents=True)
+    (repository / "tensorrt_llm_bls" / "config.pbtxt").write_text(texts + _parameter("charonia.pool", "front"))
     for name, source in (("prefill", _PREFILL), ("decode", _DECODE)):
         (repository / name / "1" / "model.py").write_text(source)
         config = 'backend: "python"' + _INPUTS + _parameter("charonia.pool", name)
