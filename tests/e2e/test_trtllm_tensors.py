@@ -159,11 +159,12 @@ def test_tokens_as_words(asker: Asker) -> None:
     assert asker.ask(IDS, **asked, embedding_bias=bias)[0].as_numpy("output_ids")[0, 0].tolist() == without
 
 
-def test_words_can_be_made_likely(asker: Asker) -> None:
+@pytest.mark.parametrize("model", [BLS, ENSEMBLE])
+def test_words_can_be_made_likely(asker: Asker, model: str) -> None:
     asked = {"text_input": PROMPT, "max_tokens": 3, **OWN}
     word = byte_level().token_bytes(encode("Paris")[0]).decode()
     liked = {"embedding_bias_words": [word], "embedding_bias_weights": [100.0]}
-    assert asker.texts(ENSEMBLE, **asked, **liked) == [word * 3]
+    assert asker.texts(model, **asked, **liked) == [word * 3]
 
 
 def test_texts_are_greedy_unless_asked_otherwise_and_seeds_repeat(server: Server, asker: Asker) -> None:
@@ -346,6 +347,8 @@ def test_a_configuration_of_tensorrt_llm_is_served_as_it_is(server: Server, aske
     for name, value in {"retention_decode_priority": 3, "lookahead_window_size": 3}.items():
         with pytest.raises(Refusal, match=f"tensor '{name}' is not supported, expected none: "):
             asker.ask(FILLED, **asked, **{name: value})
+    with pytest.raises(Refusal, match=r"'stop_words_list' has a word of 2 tokens, expected one .* 'tokenizer_dir'"):
+        asker.ask(FILLED, **asked, stop_words_list=[[[5, 6], [2, -1]]])
     said = [line for line in server.log().splitlines() if "have no effect here" in line and f"'{FILLED}'" in line]
     assert any("kv_cache_free_gpu_mem_fraction" in line and "${" not in line for line in said), server.log()
     whole = asker.ask("their_ensemble", input_ids=[1, 2, 3], input_lengths=3, max_tokens=4)
