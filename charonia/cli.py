@@ -149,10 +149,12 @@ def _operate(words: list[str]) -> int:
 
         return default_state_dir()
 
-    def check(repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def check(
+        repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None], backend_directory: str
+    ) -> dict[str, Any]:
         from .composition.repository_tools import check
 
-        return check(repository, gpus, fix, on_progress)
+        return check(repository, gpus, fix, on_progress, backend_directory)
 
     try:
         return run(words, os.environ, default_state_dir, check)

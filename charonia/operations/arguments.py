@@ -315,6 +315,8 @@ def _check(commands: Commands) -> None:
     command.add_argument(
         "--gpus", type=count, default=None, metavar="N", help="check for a machine with N GPUs (those of this machine)"
     )
+    text = "the directory of python-based backends, as of the server's option"
+    command.add_argument("--backend-directory", default="", metavar="DIR", help=text)
     command.add_argument("repository", type=file_path, help="the directory for --model-repository")
 
 

@@ -11,14 +11,15 @@ from typing import Any
 from charonia.clock import monotonic_ns
 from charonia.errors import Unsupported
 
-Check = Callable[[Path, int | None, bool, Callable[[int, int], None]], dict[str, Any]]
-"""(repository, GPUs of the machine or None for this one's, whether to fix, progress) -> the document."""
+Check = Callable[[Path, int | None, bool, Callable[[int, int], None], str], dict[str, Any]]
+"""(repository, GPUs of the machine or None for this one's, whether to fix, progress, the directory of python-based
+backends or "") -> the document."""
 
 _PROGRESS_NS = 1_000_000_000
 
 
 def cannot_check(
-    repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]
+    repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None], backend_directory: str
 ) -> dict[str, Any]:
     """Raises where the executors' code is not installed."""
     raise Unsupported("a repository can only be checked by the command 'charonia'")
@@ -35,7 +36,7 @@ def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[st
             sys.stderr.write(f"{done} of {total} models\n")
             sys.stderr.flush()
 
-    document = check_repository(options.repository, options.gpus, options.fix, on_progress)
+    document = check_repository(options.repository, options.gpus, options.fix, on_progress, options.backend_directory)
     return document, not document["faults"]
 
 
@@ -47,6 +48,6 @@ def migrated(options: argparse.Namespace, check_repository: Check) -> tuple[dict
     faults: list[dict[str, Any]] = []
     if options.to is not None and document["models"]:
         names = {model["model"] for model in document["models"]}
-        checked = check_repository(options.to, None, False, lambda _done, _total: None)
+        checked = check_repository(options.to, None, False, lambda _done, _total: None, "")
         faults = [fault for fault in checked["faults"] if fault["model"] in names]
     return {**document, "faults": faults}, not faults and not document["refused"]

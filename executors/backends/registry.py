@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _PYTHON = "python"
 _RUNS_CLASSES = frozenset({"pytorch"})
 """Backends that themselves run a model with `runtime: "model.py"`."""
+_REMEDIES = {
+    "tensorrtllm": " Charonia has none of this name: docs/howto/tensorrt-llm.md says how its tensors are served."
+}
+"""What to do about a backend of Triton's that there is not, after Triton's words."""
 
 
 class BackendRegistry:
@@ -172,4 +176,5 @@ def _load(name: str) -> Backend:
             raise Unsupported(f"backend '{name}' cannot be created: {type(error).__name__}: {error}") from error
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
+        f"{_REMEDIES.get(name, '')}"
     )

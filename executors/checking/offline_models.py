@@ -19,7 +19,7 @@ from charonia.models.config_errors import InstanceError
 from charonia.models.interface import ModelInterface
 from charonia.models.placement import placement_of
 from executors.backends.python.model_environments import ENVIRONMENT
-from executors.backends.python.process_settings import Limits, code_file
+from executors.backends.python.process_settings import BACKEND_DIRECTORY, Limits, code_file
 from executors.backends.registry import BackendRegistry
 from executors.loading.composing_models import Composition
 from executors.loading.loader import Loader
@@ -204,6 +204,8 @@ class OfflineModels:
     gpus: int
     assumed_gpus: bool = False
     """Whether these GPUs are another machine's: what would run on them is opened on the CPU."""
+    backend_directory: str = ""
+    """Where python-based backends are."""
     backends: OfflineBackends = field(default_factory=OfflineBackends)
     directories: dict[str, ModelDirectory] = field(default_factory=dict)
     _interfaces: dict[str, dict[int, ModelInterface]] = field(default_factory=dict)
@@ -215,7 +217,10 @@ class OfflineModels:
     def __post_init__(self) -> None:
         self.directories = self.repository.scan()
         self._composition = Composition(self)
-        self._loader = Loader(self.backends, gpus=self.gpus, auto_complete=True, backend_config={}, isolates=False)
+        settings = {"": {BACKEND_DIRECTORY: self.backend_directory}} if self.backend_directory else {}
+        self._loader = Loader(
+            self.backends, gpus=self.gpus, auto_complete=True, backend_config=settings, isolates=False
+        )
 
     async def attempt(self, directory: ModelDirectory) -> dict[int, ModelInterface]:
         """Load a directory and let it go. Returns its versions; raises the error that a load would raise."""

@@ -65,18 +65,25 @@ class _Examined:
 
 
 async def check_repository(
-    path: Path, *, gpus: int, assumed_gpus: bool = False, fix: bool = False, on_progress: Progress | None = None
+    path: Path,
+    *,
+    gpus: int,
+    assumed_gpus: bool = False,
+    fix: bool = False,
+    on_progress: Progress | None = None,
+    backend_directory: str = "",
 ) -> RepositoryReport:
     """Check all models of a local repository for a machine with so many GPUs, this one unless they are assumed.
 
-    With `fix`, write the corrections and check again.
+    With `fix`, write the corrections and check again. `backend_directory` has python-based backends.
 
     Raises `StartupError` for a path that is no directory.
     """
-    report = await _pass(ModelRepository([path]), path, (gpus, assumed_gpus), fix, on_progress)
+    machine = (gpus, assumed_gpus, backend_directory)
+    report = await _pass(ModelRepository([path]), path, machine, fix, on_progress)
     passes = 1
     while fix and report.fixed and passes < _MAX_PASSES:
-        again = await _pass(ModelRepository([path]), path, (gpus, assumed_gpus), fix, on_progress)
+        again = await _pass(ModelRepository([path]), path, machine, fix, on_progress)
         done = bool(again.fixed)
         again.diffs, again.fixed = report.diffs + again.diffs, report.fixed + again.fixed
         report, passes = again, passes + 1
@@ -86,11 +93,11 @@ async def check_repository(
 
 
 async def _pass(
-    repository: ModelRepository, path: Path, gpus: tuple[int, bool], fix: bool, on_progress: Progress | None
+    repository: ModelRepository, path: Path, machine: tuple[int, bool, str], fix: bool, on_progress: Progress | None
 ) -> RepositoryReport:
     report = RepositoryReport(str(path))
     try:
-        models = OfflineModels(repository, *gpus)
+        models = OfflineModels(repository, *machine)
         report.models = len(models.directories)
         report.notes += _of_repository(path)
         for done, directory in enumerate(models.directories.values(), 1):

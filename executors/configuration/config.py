@@ -149,6 +149,7 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
     """
     done = pb.ModelConfig()
     done.CopyFrom(config)
+    _outputs_once(done)
     policy = done.version_policy
     if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
@@ -166,6 +167,17 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
         done.default_model_filename = format.files[0] if format.files else ""
     _instance_groups(done, gpus, backend_prefers_gpu, format.cpu_instances)
     return done
+
+
+def _outputs_once(config: pb.ModelConfig) -> None:
+    """Remove outputs that repeat another one in all: Triton loads them, and a template of TensorRT-LLM has one."""
+    seen: list[pb.ModelOutput] = []
+    for output in config.output:
+        if output not in seen:
+            seen.append(output)
+    if len(seen) < len(config.output):
+        del config.output[:]
+        config.output.extend(seen)
 
 
 def _batching(config: pb.ModelConfig) -> None:

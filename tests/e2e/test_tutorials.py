@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 from e2e_asking import infer, until
 from e2e_server import Server, serving
-from page_commands import MARK, OF_FRAMEWORKS, OF_THE_STACK, Ids, Reader, executed_blocks, matches, write_files
+from page_commands import (
+    MARK,
+    OF_FRAMEWORKS,
+    OF_LANGUAGE_MODELS,
+    OF_THE_STACK,
+    Ids,
+    Reader,
+    executed_blocks,
+    matches,
+    write_files,
+)
 
 from charonia import keys
 
@@ -28,7 +38,7 @@ PAGES = (
 )
 """What `docs/howto/kubernetes.md` shows cannot be executed: it needs a cluster. `make helm` follows its commands as far
 as they need none (`tools/helm_chart/shown_commands.py`)."""
-ELSEWHERE = (*OF_FRAMEWORKS, *OF_THE_STACK)
+ELSEWHERE = (*OF_FRAMEWORKS, *OF_LANGUAGE_MODELS, *OF_THE_STACK)
 """Pages with marks that other tests follow."""
 FIRST = ("README.md", "docs/jobs.md")
 """The pages that `make test` follows; `make test-long` follows the others."""

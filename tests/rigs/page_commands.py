@@ -37,6 +37,8 @@ _FENCE = re.compile(rf"^{MARK.pattern}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```
 _FILE = re.compile(r"^`([\w./-]+)`:\n\n```\w*\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OF_FRAMEWORKS = ("docs/howto/catboost.md", "docs/howto/spacy.md")
 """Pages whose commands need the libraries that `make test-backends` installs; `tests/backends` follows them."""
+OF_LANGUAGE_MODELS = ("docs/howto/tensorrt-llm.md",)
+"""Pages whose commands ask a real language model; `tests/llm` follows them."""
 _PROGRESS = re.compile(r"^charonia [a-z]+: \d+ of \d+ .*\n", re.MULTILINE)
 _OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null|[\d.]+)')
 _TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)

@@ -39,6 +39,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}python-models.md",
         f"{HOWTO}llm.md",
         f"{HOWTO}vllm.md",
+        f"{HOWTO}tensorrt-llm.md",
         f"{HOWTO}several-frameworks.md",
         f"{HOWTO}check.md",
         f"{HOWTO}migrate.md",

@@ -16,8 +16,11 @@ from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 _OF_VLLM = (
     TextTensor("image", "BYTES", (-1,), optional=True),
     TextTensor("embedding_request", "BYTES", (1,), optional=True),
+    TextTensor("return_kv_transfer_params", "BOOL", (1,), optional=True, added=True),
 )
 """Inputs besides those of every model that generates text."""
+_OUTPUTS_OF_VLLM = (TextTensor("kv_transfer_params", "BYTES", (-1,), added=True),)
+"""Outputs besides those of every model that generates text: JSON, null in all responses but the last."""
 
 NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model transaction policy"
 
@@ -40,7 +43,7 @@ def completed(written: ModelConfig, adapters: Iterable[str] = ()) -> ModelConfig
         if tensor.name not in inputs:
             done.input.add(name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims), optional=tensor.optional)
     outputs = {item.name for item in done.output}
-    for tensor in OUTPUTS:
+    for tensor in (*OUTPUTS, *_OUTPUTS_OF_VLLM):
         if tensor.name not in outputs:
             done.output.add(name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims))
     if RESUMABLE not in done.parameters:

@@ -16,7 +16,10 @@ from charonia.backend import ModelRequest
 from charonia.errors import InvalidArgument
 from charonia.tensors import Tensor
 
-RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens", "token_ids")
+RETURNS = (
+    *("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens", "token_ids"),
+    "kv_transfer_params",
+)
 """The outputs that a request gets when its input `return_<name>` is true."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union, get_args, get_origin
 
 from charonia.errors import InvalidArgument
@@ -17,6 +17,9 @@ from .prompt_requests import json_object
 
 _OF_THE_BACKEND = frozenset({"output_kind", "skip_clone", "detokenize", "output_text_buffer_length"})
 """Arguments of vLLM's class that say how this backend gets its tokens."""
+
+TRANSFER = "kv_transfer_params"
+"""Says where keys and values of a prompt come from or go to: an object that vLLM's connectors make and read."""
 
 _SCALARS = (bool, int, float, str)
 _ON, _OFF = ("true", "1"), ("false", "0")
@@ -29,6 +32,14 @@ class SamplingArguments:
     arguments: Mapping[str, Any]
     structured: Mapping[str, Any] | None
     lora: str
+
+    def computing_the_prompt(self) -> SamplingArguments:
+        """The same without keys and values of another engine: the run before has taken them from there."""
+        extra = dict(self.arguments.get("extra_args") or {})
+        if not (extra.get(TRANSFER) or {}).get("do_remote_prefill"):
+            return self
+        del extra[TRANSFER]
+        return replace(self, arguments={**self.arguments, "extra_args": extra or None})
 
 
 def scalar_kinds(annotations: Mapping[str, Any]) -> dict[str, type]:
@@ -56,6 +67,12 @@ def sampling_arguments(text: str, names: Collection[str], kinds: Mapping[str, ty
         structured = json_object(structured, "structured_outputs")
     if structured is not None and not isinstance(structured, dict):
         raise InvalidArgument("'structured_outputs' must be a JSON object")
+    transfer = written.pop(TRANSFER, None)
+    if transfer is not None:
+        extra = written.get("extra_args") or {}
+        if not isinstance(transfer, dict) or not isinstance(extra, dict):
+            raise InvalidArgument(f"'{TRANSFER}' and 'extra_args' must be JSON objects")
+        written["extra_args"] = {**extra, TRANSFER: transfer}  # where vLLM's own servers put it
     arguments: dict[str, Any] = {}
     for name, value in written.items():
         if name not in names or name.startswith("_") or name in _OF_THE_BACKEND:

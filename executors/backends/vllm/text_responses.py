@@ -55,11 +55,13 @@ def text_response(
     *,
     prompt: str = "",
     input_tokens: int = 0,
+    transfer: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> ModelResponse:
     """A response with an element for each text of a request (as many as its parameter `n`).
 
-    `prompt` is put before each. `outputs` are the requested names, empty for all. `token_ids` has those of all texts,
+    `prompt` is put before each. `transfer` is what the engine's connector says about the keys and values of the prompt,
+    in the last response. `outputs` are the requested names, empty for all. `token_ids` has those of all texts,
     one after the other, and `num_output_tokens` how many each has.
     """
     tensors = [_strings("text_output", [prompt + one.text for one in found])]
@@ -73,6 +75,8 @@ def text_response(
     tensors += _counts(returns, input_tokens, [len(one.tokens) for one in found])
     if "token_ids" in returns:
         tensors.append(Tensor.of("token_ids", np.asarray([token for one in found for token in one.tokens], np.int32)))
+    if "kv_transfer_params" in returns:
+        tensors.append(_strings("kv_transfer_params", [json.dumps(transfer)]))
     wanted = [tensor for tensor in tensors if not outputs or tensor.name in outputs]
     return ModelResponse(wanted, tokens=sum(len(one.tokens) for one in found))
 

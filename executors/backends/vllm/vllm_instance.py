@@ -140,6 +140,8 @@ class VllmInstance:
         asked = prompt_request(request)
         sampling = sampling_arguments(asked.parameters, self._names, self._kinds)
         lora = lora_number(sampling.lora, self._written.loras, enabled=self._written.enables_lora)
+        if request.progress:
+            sampling = sampling.computing_the_prompt()
         parameters = _sampling(sampling, streams=asked.streams)
         adapter = _lora_request(sampling.lora, lora, self._written)
         stream = _Stream(asked, parameters, request.outputs, index, responses, records=self._resumes and asked.streams)
@@ -249,7 +251,7 @@ class _Stream:
     def send_again(self, record: bytes) -> None:
         """Give a response again that an earlier run gave."""
         gained, input_tokens = read_record(record)
-        self._send(gained, input_tokens, record, final=False)
+        self._send(gained, input_tokens, record, None, final=False)
 
     def send(self, output: Any, recorded: Recorded | None) -> None:
         """Give a response with what an output of the engine has beyond what is recorded, if there is something.
@@ -267,12 +269,13 @@ class _Stream:
         gains = [found.get(index, Gained()) for index in range(self._texts)]
         input_tokens = self.input_tokens or len(output.prompt_token_ids or ())
         record = pack_record(gains, input_tokens) if self._records and not output.finished else b""
-        self._send(gains, input_tokens, record, final=output.finished)
+        self._send(gains, input_tokens, record, output.kv_transfer_params, final=output.finished)
 
-    def _send(self, gained: Sequence[Gained], input_tokens: int, record: bytes, *, final: bool) -> None:
+    def _send(self, gained: Sequence[Gained], input_tokens: int, record: bytes, transfer: Any, *, final: bool) -> None:
         prompt = self._asked.text if self._asked.prepends_prompt else ""
+        returns, wanted = self._asked.returns, self._wanted
         response = text_response(
-            gained, self._asked.returns, prompt=prompt, input_tokens=input_tokens, outputs=self._wanted
+            gained, returns, prompt=prompt, input_tokens=input_tokens, transfer=transfer, outputs=wanted
         )
         response.progress = record
         if self._is_first:

@@ -151,6 +151,8 @@ def test_a_python_based_backend_is_found_in_the_backend_directory_alone(tmp_path
         backends.of(wanted)
     text = "unable to find backend library for backend 'echo', try specifying runtime on the model configuration."
     assert caught.value.message == text
+    with pytest.raises(InvalidArgument, match=r"'tensorrtllm'.* docs/howto/tensorrt-llm.md says how its tensors"):
+        backends.of(source(tmp_path, "tensorrtllm", backend_directory=directory))
     (tmp_path / "backends/echo").mkdir(parents=True)
     (tmp_path / "backends/echo/model.py").write_text("")
     assert backends.of(wanted) is backends.get("python")

@@ -11,6 +11,7 @@ from typing import Any, Never
 
 import pytest
 from onnx import TensorProto, helper
+from trtllm_configs import engine_config, ensemble_config
 
 from charonia.backend import Backend, ModelSource
 from charonia.errors import CharoniaError
@@ -535,3 +536,17 @@ async def test_the_example_models_have_no_fault(tmp_path: Path) -> None:
     report = await checked(tmp_path / "models")
     assert report.faults == []
     assert report.models >= 10
+
+
+async def test_filled_in_templates_of_tensorrt_llm_have_no_faults_but_the_backend(tmp_path: Path) -> None:
+    """All their tensors and parameters are read; where its backend is not, the fault names a page."""
+    models = {"tensorrt_llm": engine_config(language_model="text"), "ensemble": ensemble_config()}
+    build(tmp_path, {name: {"config.pbtxt": config, "1/.keep": ""} for name, config in models.items()})
+    faults = {fault.model: fault for fault in (await checked(tmp_path)).faults}
+    assert (faults["tensorrt_llm"].place.line, faults["tensorrt_llm"].place.field) == (2, "backend")
+    for fault in faults.values():  # the ensemble needs the other
+        assert "docs/howto/tensorrt-llm.md says how its tensors are served" in fault.problem
+    backends = EXAMPLES.parent / "tensorrt_llm" / "backends"
+    report = await checked(tmp_path, backend_directory=str(backends))
+    assert report.faults == []
+    assert report.models == 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from charonia.errors import ConfigError
 from charonia.models.config_forms import parse
-from executors.configuration.config import normalise, to_json
+from executors.configuration.config import normalise, to_json, validate_instances
 
 
 def test_onnx_model_on_a_cpu() -> None:
@@ -104,3 +105,14 @@ def test_an_ensemble_gets_no_instances() -> None:
 def test_default_filename(backend: str, platform: str, filename: str) -> None:
     config = parse(f"name: 'm' backend: '{backend}' platform: '{platform}'")
     assert normalise(config).default_model_filename == filename
+
+
+def test_an_output_that_is_written_twice_is_one() -> None:
+    """TensorRT-LLM's template of an ensemble has one. Another type or other dims are still refused."""
+    head = "name: 'm' max_batch_size: 4 backend: 'python' "
+    outputs = "output { name: 'a' data_type: TYPE_INT32 dims: 1 } output { name: 'b' data_type: TYPE_INT32 dims: 1 } "
+    again = normalise(parse(head + outputs + "output { name: 'a' data_type: TYPE_INT32 dims: 1 }"))
+    assert again == normalise(parse(head + outputs))
+    other = normalise(parse(head + outputs + "output { name: 'a' data_type: TYPE_INT64 dims: 1 }"))
+    with pytest.raises(ConfigError, match="output 'a' is specified more than once for model 'm'"):
+        validate_instances(other)

@@ -19,8 +19,9 @@ from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 def test_an_empty_configuration_has_all_tensors() -> None:
     done = completed(parse('name: "m" backend: "vllm"'))
-    assert [item.name for item in done.input] == [one.name for one in INPUTS] + ["image", "embedding_request"]
-    assert [item.name for item in done.output] == [one.name for one in OUTPUTS]
+    more = ["image", "embedding_request", "return_kv_transfer_params"]
+    assert [item.name for item in done.input] == [one.name for one in INPUTS] + more
+    assert [item.name for item in done.output] == [one.name for one in OUTPUTS] + ["kv_transfer_params"]
     assert all(item.optional for item in done.input)
     assert done.model_transaction_policy.decoupled
     assert [(group.kind, group.count) for group in done.instance_group] == [(ModelInstanceGroup.KIND_MODEL, 1)]
@@ -58,7 +59,7 @@ def test_what_is_written_stays() -> None:
     assert (list(done.input[0].dims), done.input[0].optional) == ([-1], False)
     assert list(done.output[0].dims) == [1]
     assert done.parameters["charonia.resumable"].string_value == "false"
-    assert len(done.input) == len(INPUTS) + 2
+    assert len(done.input) == len(INPUTS) + 3
     assert [(group.kind, group.count) for group in done.instance_group] == [(ModelInstanceGroup.KIND_GPU, 2)]
 
 

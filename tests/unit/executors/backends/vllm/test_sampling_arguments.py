@@ -21,6 +21,7 @@ ANNOTATIONS: dict[str, Any] = {
     "budget": Annotated[int | None, "checked"],
     "whitespace": str | None,
     "output_kind": int,
+    "extra_args": dict[str, Any] | None,
     "_eos_token_id": int | None,
 }
 KINDS = scalar_kinds(ANNOTATIONS)
@@ -107,3 +108,21 @@ def test_adapters_are_numbered_in_the_order_of_the_file() -> None:
         lora_number("c", loras, enabled=True)
     with pytest.raises(InvalidArgument, match=r"^LoRA feature is not enabled\.$"):
         lora_number("b", {}, enabled=False)
+
+
+def test_keys_and_values_of_another_engine_go_to_the_connector() -> None:
+    there = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[3, 4]]}
+    found = read(seed=1, kv_transfer_params=there, extra_args={"mine": 2})
+    assert found.arguments == {"seed": 1, "extra_args": {"mine": 2, "kv_transfer_params": there}}
+    with pytest.raises(InvalidArgument, match="'kv_transfer_params' and 'extra_args' must be JSON objects"):
+        read(kv_transfer_params="e")
+
+
+def test_a_run_that_goes_on_computes_the_prompt_itself() -> None:
+    """The blocks were taken by the run before; a first half, which makes blocks, goes on making them."""
+    taken = read(seed=1, kv_transfer_params={"do_remote_prefill": True, "remote_engine_id": "e"})
+    assert taken.computing_the_prompt().arguments == {"seed": 1, "extra_args": None}
+    assert "kv_transfer_params" in taken.arguments["extra_args"], "the argument stays as it is"
+    first = read(kv_transfer_params={"do_remote_decode": True})
+    assert first.computing_the_prompt() is first
+    assert read(seed=1).computing_the_prompt().arguments == {"seed": 1}

@@ -46,6 +46,15 @@ def test_only_text_unless_more_is_wanted() -> None:
     assert {name: list(array) for name, array in found.items()} == {"text_output": [b"It is Paris"]}
 
 
+def test_what_the_connector_says_is_json() -> None:
+    there = {"do_remote_prefill": True, "remote_block_ids": [[3, 4]], "remote_host": "10.0.0.1"}
+    wants = frozenset({"kv_transfer_params"})
+    found = tensors(text_response(gained(Output(0, "a", (7,))), wants, transfer=there))
+    assert json.loads(found["kv_transfer_params"][0]) == there
+    found = tensors(text_response(gained(Output(0, "a", (7,))), wants))
+    assert found["kv_transfer_params"].tolist() == [b"null"]
+
+
 def test_everything_that_can_be_wanted() -> None:
     logprobs = [{7: Candidate(-0.5, 1, " Paris"), 8: Candidate(float("-inf"), 9, None)}]
     one = Output(0, " Paris", (7,), -0.5, logprobs, "length")
