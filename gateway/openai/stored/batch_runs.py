@@ -417,10 +417,11 @@ class BatchRuns:
         """
         if not run.dropped:
             return
-        has_ended = bool((await self._batches.state(run.state.id)).outcome)
         kept: dict[int, list[str]] = {}
         async for number, _, _, _, jobs in self._batches.results(run.state.id):
             kept.setdefault(number, jobs)
+        # after the results, which are deleted at the end
+        has_ended = bool((await self._batches.state(run.state.id)).outcome)
         for number, (line, own) in run.dropped.items():
             if has_ended or (number in kept and (not own or list(own) != kept[number])):
                 await self._lines.forget(run, line)
