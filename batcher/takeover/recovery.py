@@ -185,8 +185,8 @@ def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, reques
 
 
 async def _stop_settled(log: EventLog, owned: OwnedModel, batch_id: str, executor: str, ids: list[bytes]) -> None:
-    """Stop what still runs of these requests: a cancel settles them first, and nobody may have been left to tell their
-    executor. A stream of theirs may never end by itself. Nothing comes of it where they have ended.
+    """Stop those of these requests that are settled and still run. A cancel settles a request first, and the former
+    owner may be lost before it tells the executor. A stream may never end by itself.
     """
     attempts = await log.unsettled(owned.model, ids)
     settled = b"".join(one for one, attempt in zip(ids, attempts, strict=True) if attempt < 0)
