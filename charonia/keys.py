@@ -98,6 +98,8 @@ _REMEMBERED = 4096
 CONTROL = b"ctl"
 DEPARTED = b"gone"
 EPOCH = b"epoch"
+EPOCH_REWINDS = "+"
+"""Between the value of that key and the number of rewinds that a process has seen, in what it calls the epoch."""
 PASSING = "m-"
 """What the names of blobs begin with that only work at the level `memory` needs."""
 

@@ -58,7 +58,8 @@ class StepEntryPacker(EntryPacker):
                 entry[0].failed(error)
             else:
                 for request in entry:
-                    await self._accept([request])
+                    if not request.withdrawn:  # the one before it may have ended their request
+                        await self._accept([request])
             return []
         _log.warning("steps of model '%s' were not accepted, trying again: %s", self._model, error)
         await asyncio.sleep(_RETRY_S)

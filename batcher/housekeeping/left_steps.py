@@ -12,7 +12,6 @@ import logging
 
 from batcher.entries.carriers import carried_of
 from batcher.owner.owned import OwnedModel
-from batcher.scheduling.observations import RequestCancelled
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +22,9 @@ async def cancel_left_steps(owned: OwnedModel) -> int:
     """Cancel steps whose ensemble's request is no longer in the log; returns how many. Raises what the log raises."""
     steps: dict[str, list[tuple[bytes, bytes]]] = {}
     for request in owned.scheduler.unended():
-        lineage = None if request.wave else carried_of(request).record.lineage
+        if request.wave or request.settled:  # a cancelled one may run on for hours
+            continue
+        lineage = carried_of(request).record.lineage
         if lineage is not None and lineage.step_of is not None:
             ensemble, caller = lineage.step_of
             steps.setdefault(ensemble, []).append((request.id, caller))
@@ -33,10 +34,10 @@ async def cancel_left_steps(owned: OwnedModel) -> int:
             part = asked[at : at + _MAX_IDS]
             attempts = await owned.log.unsettled(ensemble, [caller for _, caller in part])
             left = [step for (step, _), attempt in zip(part, attempts, strict=True) if attempt < 0]
-            for step in left:
-                if not owned.closed and owned.scheduler.find(step) is not None:
-                    owned.observe(RequestCancelled(step))
-                    cancelled += 1
+            found = [step for step in left if owned.scheduler.find(step) is not None]
+            if not owned.closed:
+                owned.cancel(found)
+                cancelled += len(found)
     if cancelled:
         _log.info("cancelled %d steps of ensembles whose requests have ended, of model '%s'", cancelled, owned.model)
     return cancelled

@@ -483,8 +483,12 @@ class OwnedModel:
             if request.state is not seen.RequestState.ENDED and not (request.wave and request.state in over)
         ]
         gone = self._batcher.departed.endpoints
-        unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in gone and not r.is_job]
-        if unwanted and not self.closed:
+        self.cancel([record.id for record in records if record.endpoint in gone and not record.is_job])
+
+    def cancel(self, ids: Sequence[bytes]) -> None:
+        """Cancel requests together: the log settles those that do not run with one command."""
+        if ids and not self.closed:
+            unwanted = [seen.RequestCancelled(request_id) for request_id in ids]
             self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
             self.arm()
 

@@ -25,6 +25,7 @@ from charonia.facts.events import (
     FIELD_FACT,
     BatchDied,
     BatchDiedInCompany,
+    ExecutionUnwanted,
     OwnerChanged,
     ProcessJoined,
     facts_of,
@@ -143,7 +144,7 @@ async def _restore_more(owned: OwnedModel, stream: bytes) -> None:
         owned.arm()
 
 
-async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
+async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
     after = START
     stream = keys.batches(executor)
     while entries := await log.range(stream, after, _PAGE):
@@ -158,12 +159,15 @@ async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queue
             if header.model == owned.model:
                 ids = [record.id for record in requests_of(entry)]
                 _restore_batch(owned, header, executor, [queued[i] for i in ids if i in queued])
+                if FIELD_WAVE not in entry.fields:
+                    others = [request_id for request_id in ids if request_id not in queued]
+                    await _stop_settled(log, owned, header.batch_id, executor, others)
         after = entries[-1].id
 
 
 def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, requests: list[RequestQueued]) -> None:
     """An executor has this batch of a former owner; `requests` are its unsettled members. A batch of settled requests
-    is finished: only its entry is not deleted yet, and its slot is free.
+    is finished, or is stopped: its slot is free, or soon will be.
     """
     if requests:
         owned.dispatched.restore(header.batch_id, executor, requests)
@@ -178,6 +182,17 @@ def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, reques
                 header.content_hash,
             )
         )
+
+
+async def _stop_settled(log: EventLog, owned: OwnedModel, batch_id: str, executor: str, ids: list[bytes]) -> None:
+    """Stop those of these requests that are settled and still run. A cancel settles a request first, and the former
+    owner may be lost before it tells the executor. A stream may never end by itself.
+    """
+    attempts = await log.unsettled(owned.model, ids)
+    settled = b"".join(one for one, attempt in zip(ids, attempts, strict=True) if attempt < 0)
+    if settled:
+        fact = pack_fact(ExecutionUnwanted(batch_id, settled))
+        await log.append(keys.batches(executor), [FIELD_FACT, fact])
 
 
 async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:

@@ -48,6 +48,9 @@ _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
 _MARK_END = "_"
 """Ends the mark of a log at the beginning of a file's name, which has no such sign otherwise."""
+_FOREIGN_AGE_S = 86_400.0
+"""A file of another log that is older has no reader any more: it may be of a log that was flushed, whose files no owner
+keeps. No client waits for a step this long, and those of jobs and journalled requests are no files."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
 
@@ -73,7 +76,8 @@ class PayloadDirectory:
 
     def belongs_to(self, epoch: str) -> None:
         """Name the log, so that files for a model of it are told from those for a model of another log of that name."""
-        self._log_mark = hashlib.blake2b(epoch.encode(), digest_size=8).hexdigest() + _MARK_END
+        contents = epoch.partition(keys.EPOCH_REWINDS)[0]  # each process counts the rewinds that it has seen
+        self._log_mark = hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() + _MARK_END
 
     def open(self, *, standing: bool = False) -> None:
         """Make this process's directory. One that cannot be made is off, with a word in the log.
@@ -320,7 +324,7 @@ class PayloadDirectory:
     def forget(self, kept: Container[str], min_age_s: float) -> int:
         """Remove this directory's files that are older and whose names are not among those `kept`; how many.
 
-        Files that were written for another log stay: a model of another server may have this one's name.
+        Files that were written for another log stay for a day: a model of another server may have this one's name.
         """
         count = 0
         if self._root is None:
@@ -328,10 +332,10 @@ class PayloadDirectory:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._root / self._incarnation):
                 name = f"{self._incarnation}/{entry.name}"
-                if _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark)):
-                    continue
+                is_foreign = _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark))
                 with contextlib.suppress(OSError):
-                    old = time.time() - entry.stat().st_mtime >= min_age_s
+                    least_s = max(min_age_s, _FOREIGN_AGE_S) if is_foreign else min_age_s
+                    old = time.time() - entry.stat().st_mtime >= least_s
                     if old and entry.name not in (_TOKEN, _SOCKET) and name not in kept:
                         os.unlink(entry.path)
                         count += 1

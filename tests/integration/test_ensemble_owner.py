@@ -75,6 +75,11 @@ CONFIGS = {
         f'name: "e" platform: "ensemble" {IO} ensemble_scheduling {{ {STEPS} }}',
         ModelConfig(),
     ),
+    "pair": text_format.Parse(
+        f'name: "pair" platform: "ensemble" {IO} output {{ name: "p" data_type: TYPE_FP32 dims: 1 }} '
+        f"ensemble_scheduling {{ {step('a', 'i', 'o')} {step('a', 'i', 'p')} }}",
+        ModelConfig(),
+    ),
     "levelled": text_format.Parse(
         f'name: "levelled" backend: "python" max_batch_size: 1 {IO} dynamic_batching {{ priority_levels: {2**33} '
         f"default_priority_level: {2**32} }}",
@@ -386,6 +391,17 @@ async def test_a_step_that_the_log_can_never_take_ends_its_request(world: World)
     assert error.message.startswith("in ensemble 'e', 1073741824 bytes are more than the event log takes at once")
     assert len(world.log.failing["b"]) == 999
     await world.until_tidy()
+
+
+async def test_a_step_beside_one_that_the_log_can_never_take_is_not_sent_for_a_request_that_has_failed(
+    world: World,
+) -> None:
+    """Both became ready together, so that they share an entry."""
+    world.log.failing["a"] = ["a third try", "too large", "too large"]
+    await world.ask("pair")
+    assert (await world.outcome()).code.name == "INVALID_ARG"
+    await world._running[0].owned["pair"].settled()
+    assert world.log.failing["a"] == ["a third try"]
 
 
 async def test_a_step_that_fails_ends_its_request(world: World) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gateway_side import GatewaySide
 
+from charonia.calls.request_endings import BY_CALLER, end_jobs
 from charonia.facts.jobs import JobState
 from charonia.tensors import Tensor
 from charonia.wire import (
@@ -32,7 +33,8 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """Answers N times with its number and its executor's process; after `hold` of them it waits for the file `gate`."""
+    """Answers N times with its number and its executor's process; after `hold` of them it waits for the file `gate`,
+    or until it is cancelled."""
 
     def execute(self, requests):
         for request in requests:
@@ -43,6 +45,10 @@ class TritonPythonModel:
         count = int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])
         for number in range(count):
             while number == said.get("hold", -1) and not os.path.exists(said["gate"]):
+                if request.is_cancelled():
+                    open(said["gate"] + ".cancelled", "w").close()
+                    sender.send(flags=FINAL)
+                    return
                 time.sleep(0.005)
             value = np.array([number, os.getppid()], np.int32)
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
@@ -192,6 +198,21 @@ async def test_a_new_owner_knows_what_is_freed_and_what_was_seen(stack: Stack) -
         error = records[-1].error
         assert error is not None
         assert error.message.startswith("STREAM_INTERRUPTED: "), error.message
+
+
+async def test_a_job_that_is_cancelled_while_its_model_has_no_owner_is_stopped_by_the_next_one(stack: Stack) -> None:
+    first, _ = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    job = await stack.ask("once", 4, hold=2, job=True)
+    await stack.count(job, 2)
+    first.kill()
+    record = await stack.log.job("once", job)
+    assert record is not None
+    assert await end_jobs(stack.log, "once", [record], BY_CALLER) == [record]
+    await stack.start("batcher")
+    async with asyncio.timeout(stack.PATIENCE_S):
+        while not stack.gate.with_name("gate.cancelled").exists():
+            await asyncio.sleep(0.01)
+    await stack.left_nothing("once", [job])
 
 
 async def test_what_was_kept_of_a_job_outlives_everybody_who_knew_of_it(stack: Stack) -> None:

@@ -12,6 +12,7 @@ from memory_log.log import MemoryLog
 
 from charonia.calls.payload_transfer import Payloads
 from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.redis.epoch import Epoch
 from charonia.wire import Reference
 
 _PROCESS = """
@@ -25,11 +26,11 @@ sys.stdin.read()
 """
 
 
-def age(root: Path) -> None:
-    """Make everything an hour old."""
-    hour_ago = time.time() - 3600
+def age(root: Path, hours: int = 1) -> None:
+    """Make everything so old."""
+    then = time.time() - hours * 3600
     for path in [*root.rglob("*"), root]:
-        os.utime(path, (hour_ago, hour_ago))
+        os.utime(path, (then, then))
 
 
 async def test_the_directory_of_another_logs_process_is_swept_only_once_that_has_ended(tmp_path: Path) -> None:
@@ -81,6 +82,31 @@ def test_an_ensembles_owner_forgets_no_answer_of_another_logs_ensemble_of_that_n
     assert other.forget({answer.name}, 60) == 1
     assert bytes(other.read(answer)) == b"answer"
     executor.close()
+
+
+def test_files_of_a_log_that_was_flushed_are_forgotten_in_the_end(tmp_path: Path) -> None:
+    """No owner will ever keep them, and the directory may be memory."""
+    before, now = PayloadDirectory(str(tmp_path), "ensemble.e"), PayloadDirectory(str(tmp_path), "ensemble.e")
+    before.open(standing=True)
+    before.belongs_to("before")
+    now.belongs_to("now")
+    assert before.write([b"asked"], name="ab12") is not None
+    age(tmp_path)
+    assert now.forget(set(), 60) == 0
+    age(tmp_path, hours=25)
+    assert now.forget(set(), 60) == 1
+
+
+def test_processes_that_saw_other_rewinds_of_a_log_name_its_files_alike(tmp_path: Path) -> None:
+    """Each counts those that it has seen, and an executor or an owner may have started since."""
+    value, owner, executor = b"0123abcd", PayloadDirectory(str(tmp_path), "ensemble.e"), Epoch()
+    executor.wrote(b"5-0")
+    executor.answered([[], "no such key"])
+    assert executor.name(value) != Epoch().name(value)
+    owner.belongs_to(Epoch().name(value))
+    named = owner.file_name("ab12")
+    owner.belongs_to(executor.name(value))
+    assert owner.file_name("ab12") == named
 
 
 def test_files_of_an_older_release_have_no_mark_and_are_left_to_every_owner(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Epoch:
 
     def name(self, value: bytes) -> str:
         """The epoch as this process knows it: it changes after a rewind, too."""
-        return f"{value.decode()}+{self._rewinds}" if self._rewinds else value.decode()
+        return f"{value.decode()}{keys.EPOCH_REWINDS}{self._rewinds}" if self._rewinds else value.decode()
 
 
 def _deleted_up_to(about: Any) -> bytes:

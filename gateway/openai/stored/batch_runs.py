@@ -2,11 +2,11 @@
 
 A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. The log refuses
 facts of a former owner by that token. When the owner is lost another gateway takes the batch over and asks for the
-lines without a result again. A line's job has an
-idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
-one counts. If the batch is to stop, the next gateway finds the jobs of the lost one by these keys, and cancels them.
-Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next gateway that
-drives the batch. A gateway that stalled may ask for such a line after that: it deletes the new job when it notices.
+lines without a result again. A line's job has an idempotency key made of batch and line, so that asking again finds the
+job there was; of two results of a line the first one counts. If the batch is to stop, the next gateway finds the jobs
+of the lost one by these keys, and cancels them. Jobs that are not to be stored are deleted after their line's result is
+in the log, and again by the next gateway that drives the batch. A gateway that stalled may ask for such a line after
+that: it deletes the new job when it notices.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -417,10 +417,11 @@ class BatchRuns:
         """
         if not run.dropped:
             return
-        has_ended = bool((await self._batches.state(run.state.id)).outcome)
         kept: dict[int, list[str]] = {}
         async for number, _, _, _, jobs in self._batches.results(run.state.id):
             kept.setdefault(number, jobs)
+        # after the results, which are deleted at the end
+        has_ended = bool((await self._batches.state(run.state.id)).outcome)
         for number, (line, own) in run.dropped.items():
             if has_ended or (number in kept and (not own or list(own) != kept[number])):
                 await self._lines.forget(run, line)

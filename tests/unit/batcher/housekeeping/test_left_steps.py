@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -82,6 +83,34 @@ async def test_steps_are_cancelled_whose_request_is_no_longer_in_the_log(owned: 
     kept = await owned.log.unsettled(MODEL, list(lineages))
     assert [attempt >= 0 for attempt in kept] == [True, True, True, True, False, False]
     assert await cancel_left_steps(owned) == 0
+
+
+async def test_a_running_step_is_cancelled_once(owned: OwnedModel) -> None:
+    """Its model may compute for hours before it notices."""
+    loaded = VersionLoaded("executor-1", MODEL, 1, "hash", 1, CONFIG.SerializeToString())
+    await owned.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(loaded)])
+    await ask(owned, {b"e" * 16: Lineage(step_of=(ENSEMBLE, ENDED))})
+    while owned.scheduler.waiting():
+        await asyncio.sleep(0)
+    await owned.settled()  # its batch is sent
+    assert await cancel_left_steps(owned) == 1
+    await owned.settled()
+    assert owned.scheduler.unended(), "its executor has it"
+    assert await cancel_left_steps(owned) == 0
+
+
+async def test_steps_are_settled_together(owned: OwnedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, settled = owned.log.settle, list[int]()
+
+    async def counted(model: str, requests: Sequence[tuple[bytes, int]], *arguments: Any, **more: Any) -> list[bool]:
+        settled.append(len(requests))
+        return await settle(model, requests, *arguments, **more)
+
+    monkeypatch.setattr(owned.log, "settle", counted)
+    await ask(owned, {bytes([n]) * 16: Lineage(step_of=(ENSEMBLE, ENDED)) for n in range(50)})
+    assert await cancel_left_steps(owned) == 50
+    await owned.settled()
+    assert settled == [50]
 
 
 async def test_more_steps_than_are_asked_about_at_once(owned: OwnedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -780,6 +780,45 @@ async def test_a_gateway_that_stalled_deletes_the_jobs_that_the_owner_does_not_k
     assert sorted(stalled.forgotten) == ([1, 2, 3] if ends else [1])
     owner.gate.set()
     assert (await world.ended(batch_id)).counts.completed == 3
+
+
+async def test_a_gateway_that_stalled_deletes_its_jobs_of_a_batch_that_ends_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results by which it knows its jobs are deleted at the end."""
+    stalled, owner = Lines(held=0), Lines(held=1)
+    stalled.unstored, owner.unstored = ("again",), ("job",)
+    owner.deletes.set()
+    batch_id = await world.batch(3)
+    one = await world.gateway("one", stalled)
+    while len(stalled.ran) < 3:
+        await asyncio.sleep(0.001)
+    owns, results, goes_on = world.batches.owns, world.batches.results, asyncio.Event()
+
+    async def owns_late(batch: str, token: int) -> bool:
+        if batch in one._runs and token == one._runs[batch].token:
+            await goes_on.wait()
+        return await owns(batch, token)
+
+    async def results_late(batch: str) -> AsyncIterator[tuple[int, bool, tuple[int, int], bytes, list[str]]]:
+        monkeypatch.setattr(world.batches, "results", results)
+        owner.gate.set()
+        await world.ended(batch)
+        async for result in results(batch):
+            yield result
+
+    async def is_over() -> bool:
+        return batch_id not in one._runs
+
+    monkeypatch.setattr(world.batches, "owns", owns_late)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", owner)
+    while owner.deleted != ["job"]:
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(world.batches, "results", results_late)
+    goes_on.set()
+    await world.until(is_over)
+    assert sorted(stalled.forgotten) == [1, 2, 3]
 
 
 # -- what a tenant may store -------------------------------------------------------------------------------------------
