@@ -117,7 +117,7 @@ class ExecutorService:
             PlacementRules(settings.pool, capabilities, loader.can_find_backend),
             lost_within_s=(log_settings.heartbeat_ttl_ms + 3 * interval_ms) / 1000,  # two checks find no lease
         )
-        self.membership.on_new_epoch.append(self._deployment.forget_others)
+        self.membership.on_new_epoch.append(self._await_others)
         self._wait_reports: WaitReports | None = None
         if loader.resource_grants is not None:
             limiter = loader.resource_grants.limiter
@@ -146,6 +146,9 @@ class ExecutorService:
     def _see_to_directory(self, _taken: bool) -> None:
         self._directory.belongs_to(self.membership.epoch)
         self._directory.tidy()
+
+    def _await_others(self) -> None:
+        self._tasks.spawn(self._deployment.await_others(), "executors of a new log")
 
     def _make_membership(self, log_settings: LogSettings) -> Membership:
         settings = self._settings
