@@ -80,6 +80,22 @@ def test_an_ensembles_owner_forgets_no_answer_of_another_logs_ensemble_of_that_n
     assert bytes(other.read(asked)) == b"asked"
     assert other.forget({answer.name}, 60) == 1
     assert bytes(other.read(answer)) == b"answer"
+    other.release()  # as the kernel does when its process ends
+    assert mine.forget(set(), 60) == 2, "the file with its answer, and the one that it had locked"
+    assert {path.name for path in (tmp_path / "ensemble.e").iterdir()} == {"token", mine.file_name("")[11:]}
+    executor.close()
+
+
+def test_the_processes_of_a_log_that_was_rewound_know_each_others_files(tmp_path: Path) -> None:
+    """Each process counts the rewinds that it has seen in the epoch's name."""
+    owner, executor = PayloadDirectory(str(tmp_path), "ensemble.e"), PayloadDirectory(str(tmp_path), "e-1")
+    owner.open(standing=True)
+    owner.belongs_to("one+1")
+    executor.open()
+    executor.belongs_to("one")
+    assert executor.write([b"answer"], owner="ensemble.e") is not None
+    age(tmp_path)
+    assert owner.forget(set(), 60) == 1
     executor.close()
 
 
