@@ -26,6 +26,7 @@ from charonia.eventlog.port import START, Entry, EventLog
 from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
+    ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
     RepositoryScanned,
@@ -368,6 +369,11 @@ class ExecutorService:
                 if isinstance(fact, ModelRequested):
                     self._deployment.requested(fact)
                     self._tasks.spawn(self._answer(fact))
+                elif isinstance(fact, ModelExcluded) and fact.executor != self._executor:
+                    if self._lifecycle.override(fact.model) is not None:
+                        # an executor that was silent since a younger one joined counts as succeeded by that one when
+                        # it is lost, and requests would not wait until the younger one has loaded the model
+                        self._tasks.spawn(self._describe())
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:

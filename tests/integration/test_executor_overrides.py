@@ -13,6 +13,7 @@ from executor_bench import WEIGHTS, Bench, linear, running
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.eventlog.control import folded_control
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,
@@ -122,6 +123,21 @@ async def test_an_executor_that_starts_leaves_brought_files_to_those_that_have_t
             assert two.served("e-1") == two.served("e-2") == of_repository
             assert await two.bring(brought) == {"e-1": "", "e-2": ""}
             assert two.served("e-1") == two.served("e-2") == of_request
+
+
+async def test_accepted_requests_wait_where_the_last_executor_with_the_brought_files_is_lost(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    """One that left the model to it and is younger is not its successor (`Catalog._was_succeeded`)."""
+    async with two.executor("e-1", repository, "m"):
+        await two.bring(brought)
+        async with two.executor("e-2", repository, "m"), asyncio.timeout(30):
+            held: object = None
+            while not held:
+                catalog = await folded_control(two.log)
+                catalog.apply(ProcessLeft("executor", "e-1", "lost"))
+                held = catalog.held("m")
+                await asyncio.sleep(0.01)
 
 
 async def test_the_repositorys_files_are_served_once_no_executor_has_the_brought_ones(
