@@ -240,7 +240,7 @@ class Deployment:
         return changed
 
     async def await_others(self) -> None:
-        """Called when the log is a new one: nobody reports that an executor is lost which does not come back in it."""
+        """Called when the log is a new one: no process reports as lost an executor that does not come back in it."""
         await asyncio.sleep(self._lost_within_s)
 
         async def look() -> None:
