@@ -26,6 +26,7 @@ from charonia.eventlog.port import START, Entry, EventLog
 from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
+    ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
     RepositoryScanned,
@@ -117,7 +118,7 @@ class ExecutorService:
             PlacementRules(settings.pool, capabilities, loader.can_find_backend),
             lost_within_s=(log_settings.heartbeat_ttl_ms + 3 * interval_ms) / 1000,  # two checks find no lease
         )
-        self.membership.on_new_epoch.append(self._deployment.forget_others)
+        self.membership.on_new_epoch.append(self._await_others)
         self._wait_reports: WaitReports | None = None
         if loader.resource_grants is not None:
             limiter = loader.resource_grants.limiter
@@ -146,6 +147,9 @@ class ExecutorService:
     def _see_to_directory(self, _taken: bool) -> None:
         self._directory.belongs_to(self.membership.epoch)
         self._directory.tidy()
+
+    def _await_others(self) -> None:
+        self._tasks.spawn(self._deployment.await_others(), "executors of a new log")
 
     def _make_membership(self, log_settings: LogSettings) -> Membership:
         settings = self._settings
@@ -365,6 +369,11 @@ class ExecutorService:
                 if isinstance(fact, ModelRequested):
                     self._deployment.requested(fact)
                     self._tasks.spawn(self._answer(fact))
+                elif isinstance(fact, ModelExcluded) and fact.executor != self._executor:
+                    if self._lifecycle.override(fact.model) is not None:
+                        # an executor that was silent since a younger one joined counts as succeeded by that one when
+                        # it is lost, and requests would not wait until the younger one has loaded the model
+                        self._tasks.spawn(self._describe())
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:

@@ -108,6 +108,7 @@ class OwnedEnsemble(OwnedModel):
         for version in self._served:
             self._latencies.drop(self.model, version)
         self._reader.remove(self._answers.stream)
+        self._directory.release()
         super().close()
 
     def on_served(self, versions: dict[int, ServedVersion]) -> None:

@@ -47,10 +47,8 @@ _LONGEST_SOCKET_PATH = 100
 _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
 _MARK_END = "_"
-"""Ends the mark of a log at the beginning of a file's name, which has no such sign otherwise."""
-_FOREIGN_AGE_S = 86_400.0
-"""A file of another log that is older has no reader any more: it may be of a log that was flushed, whose files no owner
-keeps. No client waits for a step this long, and those of jobs and journalled requests are no files."""
+"""Ends the mark of a log at the beginning of a file's name, which has no such sign otherwise. A file in a standing
+directory whose name is such a mark is locked while a process has the files of that log."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
 
@@ -71,13 +69,23 @@ class PayloadDirectory:
         self._reader: SlotReader | None = None
         self._read_slots: dict[str, bool] = {}
         self._lock = -1
-        """The token file, locked while this process lives: no server of another log takes its directory for a rest."""
+        """A file that is locked while this process lives. Its token: no server of another log takes its directory for a
+        rest. In a standing directory the mark of its log: nor does one the files that were written for that log.
+        """
         self._log_mark = ""
 
     def belongs_to(self, epoch: str) -> None:
         """Name the log, so that files for a model of it are told from those for a model of another log of that name."""
-        contents = epoch.partition(keys.EPOCH_REWINDS)[0]  # each process counts the rewinds that it has seen
-        self._log_mark = hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() + _MARK_END
+        log = epoch.partition(keys.EPOCH_REWINDS)[0]  # each process counts the rewinds that it has seen
+        mark = hashlib.blake2b(log.encode(), digest_size=8).hexdigest() + _MARK_END
+        if mark == self._log_mark:
+            return
+        self._log_mark = mark
+        if self._root is not None and self._slots is None:
+            own = self._root / self._incarnation
+            with contextlib.suppress(OSError):
+                (own / mark).touch(mode=0o600)
+                self._hold(own / mark)
 
     def open(self, *, standing: bool = False) -> None:
         """Make this process's directory. One that cannot be made is off, with a word in the log.
@@ -97,7 +105,7 @@ class PayloadDirectory:
             token = secrets.token_hex(16)
             (own / _TOKEN).write_text(token)
             if not standing:
-                self._hold(own)
+                self._hold(own / _TOKEN)
         except OSError as error:
             _log.warning("payloads travel in the log: directory '%s' cannot be used: %s", self._root, error.strerror)
             self._root = self._slots = self._reader = None
@@ -118,17 +126,18 @@ class PayloadDirectory:
             own.mkdir(parents=True, mode=0o700, exist_ok=True)
             (own / _SLOTS).write_text("1")
             (own / _TOKEN).write_text(self.token)  # the last one: it says that the directory is whole
-            self._hold(own)
+            self._hold(own / _TOKEN)
         except OSError as error:
             _log.warning("payloads travel in the log: directory '%s' cannot be made again: %s", own, error.strerror)
 
-    def _hold(self, own: Path) -> None:
-        self._release()
-        self._lock = os.open(own / _TOKEN, os.O_RDONLY | os.O_CLOEXEC)
+    def _hold(self, path: Path) -> None:
+        self.release()
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Say that this process no longer has the directory, which stays."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -142,7 +151,7 @@ class PayloadDirectory:
             return
         if self._reader is not None:
             self._reader.close()
-        self._release()
+        self.release()
         self.token = ""
         own = self._root / self._incarnation
         kept = set(self._slots.close()) if self._slots is not None else set()
@@ -324,18 +333,22 @@ class PayloadDirectory:
     def forget(self, kept: Container[str], min_age_s: float) -> int:
         """Remove this directory's files that are older and whose names are not among those `kept`; how many.
 
-        Files that were written for another log stay for a day: a model of another server may have this one's name.
+        Files that were written for another log stay while a process has them: a model of another server may have this
+        one's name.
         """
         count = 0
         if self._root is None:
             return count
         with contextlib.suppress(OSError):
-            for entry in os.scandir(self._root / self._incarnation):
+            own = self._root / self._incarnation
+            for entry in os.scandir(own):
                 name = f"{self._incarnation}/{entry.name}"
-                is_foreign = _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark))
+                log, end, _ = entry.name.partition(_MARK_END)
+                mark = log + end
+                if end and (entry.name == self._log_mark or (mark != self._log_mark and _is_held(own / mark))):
+                    continue
                 with contextlib.suppress(OSError):
-                    least_s = max(min_age_s, _FOREIGN_AGE_S) if is_foreign else min_age_s
-                    old = time.time() - entry.stat().st_mtime >= least_s
+                    old = time.time() - entry.stat().st_mtime >= min_age_s
                     if old and entry.name not in (_TOKEN, _SOCKET) and name not in kept:
                         os.unlink(entry.path)
                         count += 1
@@ -362,14 +375,14 @@ class PayloadDirectory:
         """
         if self._root is not None:
             for incarnation in gone:
-                if not _is_held(self._root / incarnation):
+                if not _is_held(self._root / incarnation / _TOKEN):
                     shutil.rmtree(self._root / incarnation, ignore_errors=True)
 
 
-def _is_held(own: Path) -> bool:
-    """Whether a living process has this directory."""
+def _is_held(path: Path) -> bool:
+    """Whether a living process has locked this file."""
     try:
-        descriptor = os.open(own / _TOKEN, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks exclusively only what can be written
     except OSError:
         return False
     try:

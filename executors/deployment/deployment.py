@@ -21,7 +21,7 @@ from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
 from charonia.models.names import name_of
-from charonia.tasks import Tasks
+from charonia.tasks import Tasks, insist
 from executors.announcing import Announcer
 from executors.loading.composing_models import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
@@ -239,9 +239,24 @@ class Deployment:
             self._elsewhere_changed = asyncio.Event()
         return changed
 
-    def forget_others(self) -> None:
-        """Called when the log is a new one: all executors report again."""
-        self._elsewhere.clear()
+    async def await_others(self) -> None:
+        """Called when the log is a new one: no process reports as lost an executor that does not come back in it."""
+        await asyncio.sleep(self._lost_within_s)
+
+        async def look() -> None:
+            for executor in self._elsewhere.executors():
+                await self._is_alive(executor)
+
+        await insist(look, "the leases of executors cannot be read")
+        for model in list(self._left_to_others):
+            await self.agree(model)
+
+    async def _is_alive(self, executor: str) -> bool:
+        """Whether another executor has a lease. If not, what it serves no longer counts. Raises `LogUnavailable`."""
+        (is_alive,) = await self._log.alive("executor", [executor])
+        if not is_alive:
+            self._elsewhere.presume_lost(executor)
+        return is_alive
 
     async def _of_others(self, model: str, request: ModelRequested | None) -> Override | None:
         """The override to load a model with that other executors serve with one which is not known here.
@@ -249,12 +264,9 @@ class Deployment:
         A configuration is taken over. Files cannot be had any more: a load that no client requested is left to those
         executors, and raises `NotPlacedHere`; one that a client requested ends these files there, too.
         """
-        if request is None and self._elsewhere.of(model) is not None:
-            # it may be lost, as the predecessor of this executor: then its overrides are gone, too
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lost_within_s):
-                    while self._elsewhere.of(model) is not None:
-                        await self._elsewhere_changed.wait()
+        left = model in self._left_to_others  # `agree` is called when an executor with its files is lost
+        if request is None and not left and self._elsewhere.of(model) is not None:
+            await self._outwait_lost(model)
         other = self._elsewhere.of(model)
         if other is None:
             return None
@@ -263,9 +275,22 @@ class Deployment:
         if request is not None:
             return None
         reason = f"executor {other.executor} serves files of a load request that came before this executor started"
-        self._left_to_others.add(model)
-        await self._leave(model, reason)
+        if not left:
+            self._left_to_others.add(model)
+            await self._leave(model, reason)
         raise NotPlacedHere(f"{reason}; load '{name_of(model)}' again to serve it here")
+
+    async def _outwait_lost(self, model: str) -> None:
+        """Wait until the executors with an override are known to live: one that is lost, as the predecessor of this one
+        may be, has taken its overrides along. Where all processes were lost, those that report it may start later.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lost_within_s):
+                while self._elsewhere.of(model) is not None:
+                    await self._elsewhere_changed.wait()
+        with contextlib.suppress(LogUnavailable):
+            while (other := self._elsewhere.of(model)) is not None and not await self._is_alive(other.executor):
+                pass
 
     async def _leave(self, model: str, reason: str) -> None:
         """Unload all versions of a model that other executors go on with. Call it with the model's lock."""

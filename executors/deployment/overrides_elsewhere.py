@@ -34,15 +34,19 @@ class OverridesElsewhere:
         self._loaded: dict[str, dict[tuple[str, int], VersionLoaded]] = {}
         """By model: what other executors serve, by executor and version."""
         self._away: set[str] = set()
+        """Executors that drain or left: what they report until they have joined again does not count."""
         self._heard: dict[str, None] = {}
         """The ids of load requests with a configuration, oldest first: this executor carries these out itself."""
         self._unloaded: dict[str, None] = {}
         """Names of models that were unloaded since this executor started: no earlier override holds for them."""
 
-    def clear(self) -> None:
-        """The log is a new one: all executors report again."""
-        self._loaded.clear()
-        self._away.clear()
+    def executors(self) -> set[str]:
+        """The executors whose versions count."""
+        return {executor for found in self._loaded.values() for executor, _ in found} - self._away
+
+    def presume_lost(self, executor: str) -> None:
+        """What an executor serves does not count until it has joined again. Its loss may be reported later."""
+        self._away.add(executor)
 
     def requested(self, request: ModelRequested) -> None:
         """This executor carries out a request."""
@@ -59,7 +63,6 @@ class OverridesElsewhere:
             case ProcessLeft() if fact.role == "executor":
                 return self._leave(fact.incarnation)  # one that comes back reports its versions again
             case ExecutorDraining():
-                self._away.add(fact.executor)
                 return self._leave(fact.executor)
             case VersionLoaded() if fact.executor != self._executor and fact.executor not in self._away:
                 self._loaded.setdefault(fact.model, {})[fact.executor, fact.version] = fact
@@ -71,6 +74,7 @@ class OverridesElsewhere:
         return ()
 
     def _leave(self, executor: str) -> Collection[str]:
+        self._away.add(executor)
         had = [(model, version) for model, found in self._loaded.items() for e, version in found if e == executor]
         for model, version in had:
             self._drop(executor, model, version)
@@ -89,7 +93,7 @@ class OverridesElsewhere:
         if name_of(model) in self._unloaded:
             return None
         for loaded in self._loaded.get(model, {}).values():
-            if loaded.override_id and loaded.override_id not in self._heard:
+            if loaded.executor not in self._away and loaded.override_id and loaded.override_id not in self._heard:
                 return loaded
         return None
 

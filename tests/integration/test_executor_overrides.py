@@ -13,11 +13,14 @@ from executor_bench import WEIGHTS, Bench, linear, running
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.eventlog.control import folded_control
 from charonia.facts.events import (
     FIELD_FACT,
+    Fact,
     ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
+    ProcessJoined,
     ProcessLeft,
     VersionLoaded,
     pack_fact,
@@ -59,6 +62,14 @@ class Two:
         """Have all executors load `m` from a file."""
         await self.log.put_blob("blob", await asyncio.to_thread(path.read_bytes), 60)
         return await self.request("load", config_json=CONFIG, files={f"{version}/model.onnx": "blob"})
+
+    async def report(self, executor: str, *versions: int, config: bytes = b"", leased: bool = True) -> None:
+        """Play an executor that serves files of a request which no other one was there for."""
+        if leased:
+            await self.log.beat("executor", executor, 600_000)
+        facts: list[Fact] = [ProcessJoined("executor", executor)]
+        facts += [VersionLoaded(executor, "m", number, "other", 1, config, override_id="old") for number in versions]
+        await self.log.append(keys.CONTROL, [part for fact in facts for part in (FIELD_FACT, pack_fact(fact))])
 
     async def lost(self, executor: str) -> None:
         await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessLeft("executor", executor, "lost"))])
@@ -112,6 +123,21 @@ async def test_an_executor_that_starts_leaves_brought_files_to_those_that_have_t
             assert two.served("e-1") == two.served("e-2") == of_repository
             assert await two.bring(brought) == {"e-1": "", "e-2": ""}
             assert two.served("e-1") == two.served("e-2") == of_request
+
+
+async def test_accepted_requests_wait_where_the_last_executor_with_the_brought_files_is_lost(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    """One that left the model to it and is younger is not its successor (`Catalog._was_succeeded`)."""
+    async with two.executor("e-1", repository, "m"):
+        await two.bring(brought)
+        async with two.executor("e-2", repository, "m"), asyncio.timeout(30):
+            held: object = None
+            while not held:
+                catalog = await folded_control(two.log)
+                catalog.apply(ProcessLeft("executor", "e-1", "lost"))
+                held = catalog.held("m")
+                await asyncio.sleep(0.01)
 
 
 async def test_the_repositorys_files_are_served_once_no_executor_has_the_brought_ones(
@@ -187,8 +213,53 @@ async def test_files_that_were_not_known_of_at_the_start_are_left_to_others(
     """The request came before this executor began to listen, and another reports the files of it later."""
     async with two.executor("e-2", repository, "m") as second:
         served = second.service._deployment.serving["m", 1]
-        late = VersionLoaded("e-1", "m", 1, "other", 1, served.source.config.SerializeToString(), override_id="before")
-        await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(late)])
+        await two.report("e-1", 1, config=served.source.config.SerializeToString())
         await two.until_served("e-2", {})
         await two.lost("e-1")
         await two.until_served("e-2", {1: served.content_hash})
+
+
+async def test_a_model_is_left_once_however_many_versions_others_report(two: Two, repository: Path) -> None:
+    """Each wait for a lost executor would keep a client's load waiting."""
+    async with two.executor("e-2", repository, "m") as second:
+        await two.report("e-1", 1, 2, 3)
+        await two.until_served("e-2", {})
+        assert await two.request("load") == {"e-2": ""}
+        assert len([f for f in second.control.facts() if isinstance(f, ModelExcluded)]) == 1
+        assert list(two.served("e-2")) == [1]
+
+
+async def test_files_of_executors_that_nobody_reports_as_lost_do_not_count(two: Two, repository: Path) -> None:
+    """All processes were killed at once: whoever reports the losses may start later than an executor."""
+    await two.report("e-0", 1, leased=False)
+    async with two.executor("e-2", repository, "m") as second:
+        assert list(two.served("e-2")) == [1]
+        assert not [f for f in second.control.facts() if isinstance(f, ModelExcluded)]
+
+
+async def test_what_an_executor_reports_after_its_loss_was_reported_does_not_count(two: Two, repository: Path) -> None:
+    """It ended before it could join again: its loss is not reported twice."""
+    async with two.executor("e-2", repository, "m") as second:
+        of_repository = two.served("e-2")
+        await two.report("e-1", 1)
+        await two.until_served("e-2", {})
+        await two.lost("e-1")
+        late = VersionLoaded("e-1", "m", 2, "other", 1, b"", override_id="old")
+        await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(late)])
+        await two.until_served("e-2", of_repository)
+        assert await two.request("load") == {"e-2": ""}
+        assert not second.service._deployment._elsewhere.of("m")
+
+
+async def test_a_model_is_served_when_no_executor_with_its_files_comes_back_in_a_new_log(
+    two: Two, repository: Path
+) -> None:
+    """In the new log nobody reports that an executor is lost which has not joined it."""
+    async with two.executor("e-2", repository, "m"):
+        await two.report("e-1", 1)
+        await two.until_served("e-2", {})
+        await two.log.end_beat("executor", "e-1")
+        two.log._epoch = "another"
+        async with asyncio.timeout(30):
+            while list(two.served("e-2")) != [1]:
+                await asyncio.sleep(0.001)

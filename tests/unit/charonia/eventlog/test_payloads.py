@@ -85,7 +85,7 @@ def test_closing_and_sweeping_leave_nothing(
     executor.write([b"x"])
     gateway.sweep(["e-1"])
     assert (tmp_path / "shm" / "e-1").is_dir(), "its process lives"
-    executor._release()  # as the kernel does when it ends
+    executor.release()  # as the kernel does when it ends
     gateway.sweep(["e-1"])
     gateway.close()
     assert list((tmp_path / "shm").iterdir()) == []
