@@ -48,6 +48,8 @@ _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
 _MARK_END = "_"
 """Ends the mark of a log at the beginning of a file's name, which has no such sign otherwise."""
+_LEFT_AGE_S = 86_400.0
+"""A file of another log that is older was left by a log that is no more: a request hardly needs an answer so late."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
 
@@ -320,7 +322,7 @@ class PayloadDirectory:
     def forget(self, kept: Container[str], min_age_s: float) -> int:
         """Remove this directory's files that are older and whose names are not among those `kept`; how many.
 
-        Files that were written for another log stay: a model of another server may have this one's name.
+        Files that were written for another log stay for a day: a model of another server may have this one's name.
         """
         count = 0
         if self._root is None:
@@ -328,10 +330,9 @@ class PayloadDirectory:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._root / self._incarnation):
                 name = f"{self._incarnation}/{entry.name}"
-                if _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark)):
-                    continue
+                others = _MARK_END in entry.name and not (self._log_mark and entry.name.startswith(self._log_mark))
                 with contextlib.suppress(OSError):
-                    old = time.time() - entry.stat().st_mtime >= min_age_s
+                    old = time.time() - entry.stat().st_mtime >= (_LEFT_AGE_S if others else min_age_s)
                     if old and entry.name not in (_TOKEN, _SOCKET) and name not in kept:
                         os.unlink(entry.path)
                         count += 1

@@ -25,11 +25,11 @@ sys.stdin.read()
 """
 
 
-def age(root: Path) -> None:
-    """Make everything an hour old."""
-    hour_ago = time.time() - 3600
+def age(root: Path, hours: int = 1) -> None:
+    """Make everything this old."""
+    ago = time.time() - 3600 * hours
     for path in [*root.rglob("*"), root]:
-        os.utime(path, (hour_ago, hour_ago))
+        os.utime(path, (ago, ago))
 
 
 async def test_the_directory_of_another_logs_process_is_swept_only_once_that_has_ended(tmp_path: Path) -> None:
@@ -94,3 +94,16 @@ def test_files_of_an_older_release_have_no_mark_and_are_left_to_every_owner(tmp_
     age(tmp_path)
     assert mine.forget({kept.name}, 60) == 1
     assert bytes(mine.read(kept)) == b"kept"
+
+
+def test_files_of_a_log_that_is_no_more_are_removed_after_a_day(tmp_path: Path) -> None:
+    """No server has that log's mark again: they would fill the memory that the directory is in."""
+    gone, mine = PayloadDirectory(str(tmp_path), "ensemble.e"), PayloadDirectory(str(tmp_path), "ensemble.e")
+    for owner, epoch in ((gone, "gone"), (mine, "one")):
+        owner.open(standing=True)
+        owner.belongs_to(epoch)
+    assert gone.write([b"left"]) is not None
+    age(tmp_path, hours=23)
+    assert mine.forget(set(), 60) == 0
+    age(tmp_path, hours=25)
+    assert mine.forget(set(), 60) == 1
