@@ -120,6 +120,9 @@ async def test_batches(tmp_path: Path) -> None:
             await asyncio.to_thread(instance.execute, {"x": -x / x}, ["y"])
         with pytest.raises(InternalError, match="the model gave -2 as 'infer_ns' of its timings"):
             await asyncio.to_thread(instance.execute, {"x": np.full((1, 4), -5, np.float32)}, ["y"])
+        x[1] = -6
+        found = await asyncio.to_thread(instance.execute, {"x": x}, ["y"])
+        assert {row: error.message for row, error in found.failures.items()} == {1: "no file 'a\\udcff'"}
         plain = await asyncio.to_thread(instance.execute, {"x": x[:1]}, ["y"])
         assert isinstance(plain, dict)
 
