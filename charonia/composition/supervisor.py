@@ -483,6 +483,10 @@ def _check_values(values: Values) -> None:
 
             Restrictions(restricted_groups(option, entries), StartupError, word=word)
             HeaderForwarding(written, f"--{pattern}")
+    if values["webhook_allow"]:
+        from gateway.webhooks.addresses import Allowed
+
+        Allowed.parse(values["webhook_allow"])
     if values["allow_webhooks"] and values["webhook_secrets"]:
         from gateway.webhooks.keyring import Keyring
 

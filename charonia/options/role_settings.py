@@ -89,6 +89,12 @@ def _grpc_front(name: str) -> str:
     return name
 
 
+def _grpc_compression(level: str) -> str:
+    if level not in ("none", "low", "medium", "high"):
+        raise StartupError(f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'")
+    return level
+
+
 def _openai(values: Values) -> OpenAiSettings | None:
     if not (values["allow_openai"] or values["openai_on_http_port"]):
         return None
@@ -143,7 +149,9 @@ def gateway_settings(values: Values) -> GatewaySettings:
         openai=_openai(values),
         http_tls=_tls("http", values),
         grpc_tls=_tls("grpc", values),
-        grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"].lower(),
+        grpc_infer_response_compression_level=_grpc_compression(
+            values["grpc_infer_response_compression_level"].lower()
+        ),
         grpc_keepalive=keepalive,
         grpc_delays=grpc_delays(os.environ),
         strict_readiness=values["strict_readiness"],

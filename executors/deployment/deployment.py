@@ -172,12 +172,15 @@ class Deployment:
                     del self._starting[model]
         return failures
 
-    async def load(self, model: str, request: ModelRequested | None) -> None:
-        """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62)."""
+    async def load(self, model: str, request: ModelRequested | None, *, to_agree: bool = False) -> None:
+        """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62).
+
+        `to_agree`: only if it differs from what other executors serve once its turn has come (`agree`).
+        """
         if request is not None:
             self._composition.chosen(model)
         try:
-            loaded = await self._load(model, request)
+            loaded = await self._load(model, request, to_agree=to_agree)
         except CharoniaError as error:
             self._failed[model] = error
             self._composition.failed(model)
@@ -185,6 +188,8 @@ class Deployment:
             if model in self._outlived:
                 await self._end_outlived(model)
             raise
+        if loaded is None:
+            return
         self._release_copies(model, wanted=True)
         self._failed.pop(model, None)
         self._composition.forget(model)
@@ -193,8 +198,11 @@ class Deployment:
             await self._composition.loaded(model)
         await self.agree(model)  # others may have changed meanwhile
 
-    async def _load(self, model: str, request: ModelRequested | None) -> bool:
+    async def _load(self, model: str, request: ModelRequested | None, *, to_agree: bool) -> bool | None:
+        """Whether a version was loaded; None where there was nothing to agree on."""
         async with self._lock(model):
+            if to_agree and not self._differs(model):
+                return None  # an unload came first
             kept = self._lifecycle.override(model)
             override = await self._directories.override(model, request, kept)
             if override is None:
@@ -307,15 +315,18 @@ class Deployment:
         """Serve what other executors serve, after one of them changed: no two may differ in the files of a model."""
         if model in self._outlived:
             await self._end_outlived(model)
-        elif self._elsewhere.of(model) is None:
-            if model in self._left_to_others:
-                await self._load_as_others(model)
-        elif self._lifecycle.ready_versions(model) and self._lifecycle.override(model) is None:
+        elif self._differs(model):
             await self._load_as_others(model)
+
+    def _differs(self, model: str) -> bool:
+        """Whether a load would bring a model closer to what other executors serve."""
+        if self._elsewhere.of(model) is None:
+            return model in self._left_to_others
+        return bool(self._lifecycle.ready_versions(model)) and self._lifecycle.override(model) is None
 
     async def _load_as_others(self, model: str) -> None:
         try:
-            await self.load(model, None)
+            await self.load(model, None, to_agree=True)
         except NotPlacedHere as error:
             _log.warning("%s is not served here any more: %s", model, error)
             await self._composition.loaded(model)

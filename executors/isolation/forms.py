@@ -49,7 +49,7 @@ from charonia.backend import (
     timings_of,
 )
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, error_of_model
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor, check_bytes_elements
 from executors.backends.python.protocol.frames import UNREADABLE, Frame, FrameError, tensor_offsets
@@ -188,7 +188,8 @@ def outcome_content(found: Mapping[str, Array] | Outcome) -> tuple[Mapping[str, 
         return found, [None, []]
     times = timings_of(found)
     spent = None if times is None else [times.input_ns, times.infer_ns, times.output_ns]
-    return found.arrays, [spent, [[row, int(error.code), error.message] for row, error in found.failures.items()]]
+    failures = [(int(row), error_of_model(error)) for row, error in found.failures.items()]
+    return found.arrays, [spent, [[row, int(error.code), error.message] for row, error in failures]]
 
 
 def outcome_of(

@@ -45,7 +45,7 @@ class Restrictions:
     """The headers that API groups require. `word` is a front's word for a group ("api", "protocol").
 
     `refusal` makes the error for a missing header from its name, which begins with `header_prefix`. Raises
-    `StartupError` for an unknown group or one listed twice.
+    `StartupError` for an unknown group, one listed twice, or a header that is no name.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class Restrictions:
         self._keys: dict[str, tuple[str, bytes, bytes]] = {}
         for groups, header, value in entries:
             name = header_prefix + header
+            if not name.isascii():
+                raise StartupError(f"header '{header}' of a restricted {word} must be ASCII, as names of headers are")
             for group in groups:
                 if group not in GROUPS:
                     raise StartupError(f"unknown restricted {word} '{group}', expected one of {', '.join(GROUPS)}")
                 if group in self._keys:
                     raise StartupError(f"restricted {word} '{group}' can not be specified in multiple config groups")
-                self._keys[group] = (name, name.lower().encode("latin-1"), value.encode())
+                self._keys[group] = (name, name.lower().encode(), value.encode())
         self.any = bool(self._keys)
 
     def check(self, group: str, headers: RawHeaders) -> None:

@@ -42,12 +42,7 @@ class GrpcFront:
         self._settings = settings
         self._servicer = Servicer(settings, handler)
         self._server: grpc.aio.Server | None = None
-        level = settings.grpc_infer_response_compression_level
-        if level not in _COMPRESSION:
-            raise StartupError(
-                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
-            )
-        self._compression, self._level = _COMPRESSION[level]
+        self._compression, self._level = _COMPRESSION[settings.grpc_infer_response_compression_level]
         self.port = 0
         """The real port, once started."""
 

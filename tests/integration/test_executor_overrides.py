@@ -152,6 +152,26 @@ async def test_the_repositorys_files_are_served_once_no_executor_has_the_brought
             await two.until_served("e-2", of_repository)
 
 
+async def test_a_model_that_is_unloaded_meanwhile_is_not_loaded_to_agree_with_others(
+    two: Two, repository: Path, brought: Path
+) -> None:
+    async with two.executor("e-1", repository, "m"):
+        await two.bring(brought)
+        async with two.executor("e-2", repository, "m") as second:
+            deployment = second.service._deployment
+            lock = deployment._lock("m")
+            await lock.acquire()  # an earlier load is under way
+            deployment.hear(ProcessLeft("executor", "e-1", "lost"))
+            tasks = []
+            for work in (deployment.unload("m"), deployment.agree("m")):
+                tasks.append(asyncio.ensure_future(work))
+                while len(lock._waiters or ()) < len(tasks):
+                    await asyncio.sleep(0)
+            lock.release()
+            await asyncio.gather(*tasks)
+            assert two.served("e-2") == {}
+
+
 async def test_an_executor_that_starts_takes_a_configuration_over(two: Two, repository: Path) -> None:
     def sizes(bench: Bench, executor: str) -> list[int]:
         facts = [f for f in bench.control.facts() if isinstance(f, VersionLoaded) and f.executor == executor]

@@ -58,8 +58,6 @@ class TestRestrictedProtocols:
             make_front(replace(settings, grpc_restricted_protocol=twice), handler)
         with pytest.raises(StartupError, match="invalid --grpc-header-forward-pattern"):
             make_front(replace(settings, grpc_header_forward_pattern="("), handler)
-        with pytest.raises(StartupError, match="--grpc-infer-response-compression-level must be none, low"):
-            make_front(replace(settings, grpc_infer_response_compression_level="max"), handler)
 
 
 class TestForwardedHeaders:

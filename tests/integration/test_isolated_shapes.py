@@ -120,6 +120,9 @@ async def test_batches(tmp_path: Path) -> None:
             await asyncio.to_thread(instance.execute, {"x": -x / x}, ["y"])
         with pytest.raises(InternalError, match="the model gave -2 as 'infer_ns' of its timings"):
             await asyncio.to_thread(instance.execute, {"x": np.full((1, 4), -5, np.float32)}, ["y"])
+        x[1] = -6
+        found = await asyncio.to_thread(instance.execute, {"x": x}, ["y"])
+        assert {row: error.message for row, error in found.failures.items()} == {1: "no file 'a\\udcff'"}
         plain = await asyncio.to_thread(instance.execute, {"x": x[:1]}, ["y"])
         assert isinstance(plain, dict)
 
@@ -154,11 +157,17 @@ async def test_requests(tmp_path: Path, sandboxed: bool) -> None:
             assert first.outputs[0].shape == (1, size)
             assert first.parameters == {"id": "id", "sequence": 7, "flags": 1, "p": "q"}
             assert isinstance(second.error, InvalidArgument)
-        for parameters, text in (({"k": 1 << 64}, "an int out of range"), ({"k": "\ud800"}, "no Unicode text")):
-            first, second = await instance.execute_requests([request(3), request(4, parameters=parameters)])
-            assert value(first) == 6
-            assert second.error is not None
-            assert second.error.message.startswith(f"response parameter 'k' of model 'm' is {text}")
+        for parameters, text in (
+            ({"k": 1 << 64}, "response parameter 'k' of model 'm' is an int out of range"),
+            ({"k": "\ud800"}, "response parameter 'k' of model 'm' is no Unicode text"),
+            ({"shape": 1}, "TypeError: can not serialize 'numpy.int64' object"),
+        ):
+            for size in (1, 100_000):
+                batch = [request(3, size), request(4, size, parameters=parameters), request(5, size)]
+                first, second, third = await instance.execute_requests(batch)
+                assert (value(first), value(third)) == (6, 10)
+                assert second.error is not None
+                assert second.error.message.startswith(text)
         # more answers than slots that are kept: the rest travels in frames
         kept = [(await instance.execute_requests([request(n, 50_000)]))[0] for n in range(8)]
         assert [value(one) for one in kept] == [2 * n for n in range(8)]
@@ -246,6 +255,12 @@ async def test_streams(tmp_path: Path) -> None:
         assert refused.responses == [(0, None, False), (0, None, True), (1, 1, False), (1, None, True)]
         (error,) = refused.errors
         assert error.message.startswith("response parameter 'k' of model 'm' is an int out of range")
+        refused = Received()
+        asked = [request(1, size, parameters={"shape": 1}) for size in (1, 100_000)]
+        await instance.execute_stream([*asked, request(1)], refused)
+        ends = [(0, None, True), (1, None, False), (1, None, True), (2, 1, False), (2, None, True)]
+        assert refused.responses == [(0, None, False), *ends]
+        assert {error.message for error in refused.errors} == {"TypeError: can not serialize 'numpy.int64' object"}
         with pytest.raises(CharoniaError, match="ended without a final response"):
             await instance.execute_stream([request(-1)], Received())
         found = Received()

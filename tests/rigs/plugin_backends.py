@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,18 @@ class Batches:
         arrays = dict.fromkeys(outputs, x * 2)
         if np.any(x == -5):
             return Outcome(arrays, Timings(1, -2, 3))
+        if np.any(x == -6):
+            rows: Any = np.flatnonzero(np.any(x == -6, axis=1))
+            return Outcome(arrays, None, {row: InvalidArgument("no file 'a\udcff'") for row in rows})
         failures = {row: InvalidArgument("this model takes no -2") for row in range(len(x)) if np.any(x[row] == -2)}
         return Outcome(arrays, Timings(1, 2, 3), failures) if failures else arrays
 
     def close(self) -> None: ...
+
+
+def _shaped(tensor: Tensor, request: ModelRequest) -> Tensor:
+    """With NumPy's integers in its shape, which no message takes, where the request wants them."""
+    return replace(tensor, shape=tuple(np.array(tensor.shape))) if "shape" in request.parameters else tensor
 
 
 class Requests:
@@ -151,7 +160,7 @@ class Requests:
         if value_of(request) == -1:
             return ModelResponse(error=InvalidArgument("this model takes no -1"))
         found = {"id": request.id, "sequence": request.correlation_id, "flags": request.flags} | request.parameters
-        return ModelResponse([Tensor.of("y", request.inputs[0].array() * 2)], found)
+        return ModelResponse([_shaped(Tensor.of("y", request.inputs[0].array() * 2), request)], found)
 
     async def close_instance(self) -> None: ...
 
@@ -173,7 +182,7 @@ class Streams:
             if value == -3:
                 raise InvalidArgument("this model takes no -3")
             for number in range(int(value)):
-                outputs = [Tensor.of("y", request.inputs[0].array() + number)]
+                outputs = [_shaped(Tensor.of("y", request.inputs[0].array() + number), request)]
                 responses.send(index, ModelResponse(outputs, request.parameters), final=False)
                 await responses.drain()
             if value != -1:

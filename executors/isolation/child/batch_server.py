@@ -84,24 +84,22 @@ class BatchServer:
                         return
 
     def _answer(self, frame: Frame) -> None:
-        data: Sequence[Buffer] = ()
         try:
             if frame.kind is Kind.FINALIZE:
                 self._instance.close()
-                content: Any = None
+                buffers = pack(Kind.DONE, frame.call, None)
             else:
-                content, data = self._execute(frame)
-            kind = Kind.DONE
+                buffers = pack(Kind.DONE, frame.call, *self._execute(frame))
         except Interrupted:
-            kind, content, data = Kind.CANCEL, None, ()
+            buffers = pack(Kind.CANCEL, frame.call, None)
         except MODEL_ERRORS as error:
             if frame.kind is not Kind.FINALIZE and self._ends_process(error):
                 end_process(self._spec.source.name, error)
-            kind, content, data = Kind.FAILED, _failure(error), ()
+            buffers = pack(Kind.FAILED, frame.call, _failure(error))
             # no variable of this frame keeps the error, and an error that the instance keeps has no frames: they have
             # views of the inputs, whose slot would be in use until the garbage collector runs
             error.__traceback__ = None
-        for buffer in pack(kind, frame.call, content, data):
+        for buffer in buffers:
             self._connection.sendall(buffer)
 
     def _ends_process(self, error: BaseException) -> bool:

@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgpack
+
 from charonia.backend import ModelResponse
 from executors.backends.python.frame_content import whole_content
-from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
+from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack, pack_described
 
 _TOGETHER_BYTES = 4096
 """Responses of at most this size share a frame: larger ones are not to be copied once more."""
@@ -40,9 +42,13 @@ class Link(asyncio.BufferedProtocol):
 
     def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None:
         """Send a frame. Does nothing once the stream has ended."""
+        self.send_packed(kind, call, msgpack.packb(content), data)
+
+    def send_packed(self, kind: Kind, call: int, meta: bytes, data: Iterable[Buffer] = ()) -> None:
+        """The same with a content that is packed already."""
         if self._transport is None or self._transport.is_closing():
             return
-        buffers = pack(kind, call, content, data)
+        buffers = pack_described(kind, call, meta, data)
         self._frame_responses()
         if self._held is not None and len(buffers) == 1:  # a copy: larger ones are views of what may change
             self._held += buffers

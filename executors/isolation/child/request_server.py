@@ -7,8 +7,9 @@ import json
 import socket
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
+
+import msgpack
 
 from charonia.backend import (
     CancellableInstance,
@@ -21,12 +22,12 @@ from charonia.backend import (
     WindowedInstance,
 )
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, error_of_model
+from charonia.errors import InternalError, error_of_model
 from charonia.tasks import ends_caller
 from charonia.tensors import Buffer, Tensor
 from executors.backends.given_objects import code_of_models
 from executors.backends.python.frame_content import answer_content
-from executors.backends.python.protocol.frames import Frame, Kind, padding
+from executors.backends.python.protocol.frames import Frame, Kind, packed_list, padding
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.batches.answers import check_parameters
 from executors.isolation.forms import in_frame
@@ -62,8 +63,8 @@ class RequestServer:
         """Begin to serve."""
         await self.link.connect(connection)
 
-    def send(self, kind: Kind, call: int, content: Any, data: Sequence[Buffer] = ()) -> None:
-        """Send a frame, with large data in a slot that the executor has allowed to be filled."""
+    def send(self, kind: Kind, call: int, meta: bytes, data: Sequence[Buffer] = ()) -> None:
+        """Send a frame with a packed content, and large data in a slot that the executor has allowed to be filled."""
         total = sum(len(buffer) + padding(len(buffer)) for buffer in data)
         if self._slots is not None and self._free:
             index, generation = self._free[-1]
@@ -77,7 +78,7 @@ class RequestServer:
                 self._slots.done(index, generation)
                 self.link.send(Kind.STORED, call, [index, total])
                 data = ()
-        self.link.send(kind, call, content, data)
+        self.link.send_packed(kind, call, meta, data)
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
@@ -168,10 +169,10 @@ class RequestServer:
             raise InternalError(f"model '{self.model}' answered {len(responses)} of {len(requests)} requests")
         content, data = [], []
         for response in responses:
-            described, buffers = _content_of(_sendable(response, self.model))
+            described, buffers = _packed(response, self.model)
             content.append(described)
             data += buffers
-        self.send(Kind.DONE, call, content, data)
+        self.send(Kind.DONE, call, packed_list(content), data)
 
     async def _stream(self, call: int, requests: list[ModelRequest]) -> None:
         assert isinstance(self._instance, StreamingInstance)
@@ -216,12 +217,11 @@ class Responses:
         if final:
             self.open.discard(index)
         self._sent[index] += response is not None
-        if response is not None:
-            response = _sendable(response, self._server.model)
         if self._server.link.respond(self._call, index, response, final=final):
             return
-        content, data = _content_of(response) if response is not None else (None, [])
-        self._server.send(Kind.RESPONSE, self._call, [index, final, content], data)
+        content, data = _packed(response, self._server.model) if response is not None else (msgpack.packb(None), [])
+        meta = packed_list([msgpack.packb(index), msgpack.packb(final), content])
+        self._server.send(Kind.RESPONSE, self._call, meta, data)
 
     def hold(self) -> AbstractContextManager[None]:
         """Send the responses of all calls of this instance at the end of the context, at once."""
@@ -262,15 +262,16 @@ class Responses:
         self._more.set()
 
 
-def _sendable(response: ModelResponse, model: str) -> ModelResponse:
-    """The response, or an error in its place where its parameters cannot be sent."""
-    if not response.parameters:
-        return response
+def _packed(response: ModelResponse, model: str) -> tuple[bytes, list[Buffer]]:
+    """Packed content and data of a response, or of an error in its place where it cannot be sent."""
     try:
-        check_parameters(model, response.parameters)
-    except CharoniaError as error:
-        return replace(response, parameters={}, error=response.error or error)
-    return response
+        if response.parameters:
+            check_parameters(model, response.parameters)
+        content, data = _content_of(response)
+        return msgpack.packb(content), data
+    except Exception as error:  # a plug-in may give anything
+        known = getattr(response, "error", None) or error_of_model(error)
+        return msgpack.packb(_content_of(ModelResponse(error=known))[0]), []
 
 
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:

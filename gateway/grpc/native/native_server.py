@@ -10,7 +10,6 @@ import os
 from functools import partial
 from typing import Any
 
-from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings, GrpcDelays
 from gateway.grpc.calling import Standing
 from gateway.grpc.envelope import raw_at
@@ -42,15 +41,10 @@ class NativeGrpcFront:
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         self._settings = settings
         self._servicer = Servicer(settings, handler, (CHANNELZ,) if settings.grpc_channelz else ())
-        level = settings.grpc_infer_response_compression_level
-        if level not in _LEVELS:
-            raise StartupError(
-                f"--grpc-infer-response-compression-level must be none, low, medium or high, got '{level}'"
-            )
         self._serving = Serving(
             self._servicer.methods(),
             KeepAlive.of(settings.grpc_keepalive),
-            _LEVELS[level],
+            _LEVELS[settings.grpc_infer_response_compression_level],
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
             allocate_message=lambda size_bytes, begin: handler.allocate_body(size_bytes, raw_at(begin)),

@@ -132,6 +132,11 @@ def pack_described(kind: Kind, call: int, meta: bytes, data: Iterable[Buffer] = 
     return [head, *buffers]
 
 
+def packed_list(items: Sequence[bytes]) -> bytes:
+    """The packed content that is a list of these, each of which is packed."""
+    return b"".join((msgpack.Packer().pack_array_header(len(items)), *items))
+
+
 _ZEROS = bytes(ALIGNMENT)
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -242,6 +247,7 @@ __all__ = [
     "Kind",
     "pack",
     "pack_described",
+    "packed_list",
     "padding",
     "tensor_offsets",
 ]

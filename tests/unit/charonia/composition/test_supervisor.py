@@ -105,6 +105,8 @@ async def test_a_server_is_ready_when_its_parts_are(tmp_path: Path, monkeypatch:
         ("--http-restricted-api=bad", "--http-restricted-api must be"),
         ("--http-restricted-api=bad:a=b", "unknown restricted api 'bad'"),
         ("--grpc-restricted-protocol=bad:a=b", "unknown restricted protocol 'bad'"),
+        ("--grpc-infer-response-compression-level=bad", "--grpc-infer-response-compression-level must be none, low"),
+        ("--webhook-allow=bad/bad", "--webhook-allow 'bad/bad' is no network"),
         ("--grpc-header-forward-pattern=(", "invalid --grpc-header-forward-pattern"),
         ("--webhook-secrets=/none/such", "webhook secrets '/none/such' cannot be used"),
     ],

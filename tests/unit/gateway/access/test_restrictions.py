@@ -40,6 +40,8 @@ def test_a_group_may_be_listed_once() -> None:
         Restrictions(((("everything",), "a", "b"),), refusal)
     with pytest.raises(StartupError, match="unknown restricted protocol 'everything'"):
         Restrictions(((("everything",), "a", "b"),), refusal, word="protocol")
+    with pytest.raises(StartupError, match="header 'ключ' of a restricted api must be ASCII"):
+        Restrictions(((("health",), "ключ", "b"),), refusal)
 
 
 @pytest.mark.parametrize(
