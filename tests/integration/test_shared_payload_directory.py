@@ -110,16 +110,3 @@ def test_files_of_an_older_release_have_no_mark_and_are_left_to_every_owner(tmp_
     age(tmp_path)
     assert mine.forget({kept.name}, 60) == 1
     assert bytes(mine.read(kept)) == b"kept"
-
-
-def test_files_of_a_log_that_is_no_more_are_removed_after_a_day(tmp_path: Path) -> None:
-    """No server has that log's mark again: they would fill the memory that the directory is in."""
-    gone, mine = PayloadDirectory(str(tmp_path), "ensemble.e"), PayloadDirectory(str(tmp_path), "ensemble.e")
-    for owner, epoch in ((gone, "gone"), (mine, "one")):
-        owner.open(standing=True)
-        owner.belongs_to(epoch)
-    assert gone.write([b"left"]) is not None
-    age(tmp_path, hours=23)
-    assert mine.forget(set(), 60) == 0
-    age(tmp_path, hours=25)
-    assert mine.forget(set(), 60) == 1
