@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,15 @@ def _memory() -> str | None:
 if "TMPDIR" not in os.environ and (memory := _memory()):
     os.environ["TMPDIR"] = memory
     tempfile.tempdir = None  # pytest has asked for it already
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Reports of workers travel as UTF-8, which has no form for halves of surrogates in what a test has logged."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
+
 
 # machines are shared: how long one example takes says nothing about the code
 settings.register_profile(
