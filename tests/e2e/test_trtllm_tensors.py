@@ -6,8 +6,10 @@ those of a real sampler. `tests/llm/test_trtllm_real.py` asks the same of a real
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from charonia.errors import ErrorCode
 BLS, IDS, ENSEMBLE = "tensorrt_llm_bls", "tensorrt_llm", "ensemble"
 FILLED = "their_tensorrt_llm"
 """The configuration of their template."""
+ACCUMULATING = "tensorrt_llm_bls_accumulating"
 PROMPT = "The capital of France is"
 PLAIN = {"text_input": PROMPT, "max_tokens": 24}
 LETTERS = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[a-z]{1,4}( [a-z]{2,5}){20}"}
@@ -52,6 +55,10 @@ def server(counts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     write_example(models, "text", tokenizer)
     older = models / WHOLE / "config.pbtxt"  # with the names of older releases
     older.write_text(older.read_text().replace('"min_tokens"', '"min_length"').replace('"seed"', '"random_seed"'))
+    accumulating = (models / BLS / "config.pbtxt").read_text()
+    accumulating += 'parameters { key: "accumulate_tokens" value { string_value: "true" } }'
+    (models / ACCUMULATING / "1").mkdir(parents=True)
+    (models / ACCUMULATING / "config.pbtxt").write_text(accumulating)
     for name, config in ((FILLED, engine_config(language_model="text")), ("their_ensemble", ensemble_config())):
         (models / name / "1").mkdir(parents=True)
         config = config.replace('name: "ensemble"', f'name: "{name}"').replace('"tensorrt_llm"', f'"{FILLED}"')
@@ -106,6 +113,16 @@ def test_every_way_of_asking_gives_one_text(server: Server, asker: Asker) -> Non
         events = generate_stream(server, model, **asked, stream=True)
         assert PROMPT + "".join(event["text_output"] for event in events) == text
     assert asker.texts(BLS, **asked, **OWN) == [text.removeprefix(PROMPT)]
+
+
+def test_texts_accumulate_where_the_configuration_says_so(asker: Asker) -> None:
+    asked = PLAIN | LETTERS
+    parts = asker.texts(BLS, **asked, stream=True)
+    whole = asker.texts(ACCUMULATING, **asked, stream=True)
+    assert len(whole) > 3
+    assert whole[-1] == "".join(parts)
+    assert all(after.startswith(before) for before, after in itertools.pairwise(whole))
+    assert asker.texts(ACCUMULATING, **asked) == asker.texts(BLS, **asked)
 
 
 def test_token_ids_of_a_stream_are_those_of_the_whole(asker: Asker) -> None:
@@ -283,7 +300,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "guided_decoding_guide_type": ("xml", "tensor 'guided_decoding_guide_type' is 'xml', expected one of json, json_"),
     "guided_decoding_guide": ("x", "tensor 'guided_decoding_guide' has no type, expected 'guided_decoding_guide_type'"),
     "embedding_bias_words": (["x"], "Embedding bias words must have same dimension as embedding bias weights"),
-    "num_return_sequences": (0, "tensor 'num_return_sequences' is 0, expected 1 or more"),
+    "num_return_sequences": (0, "tensor 'num_return_sequences' is 0, expected 1 to 128"),
     "stop_words": ([b"\xff"], "tensor 'stop_words' is not UTF-8"),
     "top_p": (1.5, "top_p must be in (0, 1]"),
     "temperature": (-1.0, "temperature must be in [0, 2]"),
@@ -311,6 +328,29 @@ def test_what_has_no_counterpart_is_refused_by_name(asker: Asker) -> None:
             if expected not in str(refused.value):
                 told[name] = str(refused.value)
     assert told == {}
+
+
+NAN = float("nan")
+HOSTILE: list[tuple[str, str, Any, str]] = [
+    (BLS, "temperature", NAN, "tensor 'temperature' is nan, expected a finite number"),
+    (BLS, "top_p", NAN, "tensor 'top_p' is nan, expected a finite number"),
+    (BLS, "presence_penalty", float("-inf"), "tensor 'presence_penalty' is -inf, expected a finite number"),
+    (BLS, "embedding_bias_weights", [NAN], "tensor 'embedding_bias_weights' has values that are no finite numbers"),
+    (BLS, "num_return_sequences", 2**31 - 1, "tensor 'num_return_sequences' is 2147483647, expected 1 to 128"),
+    (IDS, "embedding_bias", [1.0, NAN], "tensor 'embedding_bias' has values that are no finite numbers"),
+    (IDS, "stop_words_list", [[[-5, 6], [2, -1]]], "tensor 'stop_words_list' has the token -5, expected 0 or more"),
+    (IDS, "bad_words_list", [[[5, -6], [2, -1]]], "tensor 'bad_words_list' has the token -6, expected 0 or more"),
+    (ENSEMBLE, "text_input", [b"\xff"], "in ensemble 'ensemble', tensor 'QUERY' is not UTF-8"),
+    (ENSEMBLE, "stop_words", [b"\xff"], "in ensemble 'ensemble', tensor 'STOP_WORDS_DICT' is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "value", "expected"), HOSTILE)
+def test_hostile_values_are_refused_by_name(asker: Asker, model: str, name: str, value: Any, expected: str) -> None:
+    plain = {"input_ids": [1, 2, 3], "input_lengths": 3, "request_output_len": 4} if model == IDS else PLAIN
+    needed = {"temperature": {"top_k": 5}, "embedding_bias_weights": {"embedding_bias_words": ["x"]}}
+    with pytest.raises(Refusal, match=f"^{re.escape(expected)}"):
+        asker.ask(model, **(plain | needed.get(name, {}) | {name: value}))
 
 
 def test_refusals_are_the_clients_fault(server: Server) -> None:

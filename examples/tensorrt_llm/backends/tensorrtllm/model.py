@@ -9,6 +9,7 @@ greedy unless `top_k` or `top_p` say otherwise, and the seed 0. What has no coun
 import asyncio
 import itertools
 import json
+import math
 import os
 
 import numpy as np
@@ -86,8 +87,13 @@ NEVER = {
 """Tensors that must be left out, or be empty, and what to do instead."""
 
 KNOWN = {*READ, *RENAMED, *ONLY, *NEVER, "decoder_input_ids"}
-PARAMETERS = ("language_model", "tokenizer_dir", "exclude_input_in_output", "cancellation_check_period_ms")
+PARAMETERS = (
+    *("language_model", "tokenizer_dir", "exclude_input_in_output", "accumulate_tokens"),
+    "cancellation_check_period_ms",
+)
 GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+MAX_SEQUENCES = 128
+"""How many texts a row may ask for: each is a request of the language model."""
 BANNED = -100.0
 """The lowest bias of a token that engines take."""
 SEED_BITS = 0x7FFF_FFFF_FFFF_FFFF
@@ -123,7 +129,14 @@ class TritonPythonModel:
                 "one of the backend llm or vllm"
             )
         self.excludes_input = written.get("exclude_input_in_output", "").lower() in ("1", "true")
-        self.check_s = int(written.get("cancellation_check_period_ms", "100")) / 1000
+        self.accumulates = written.get("accumulate_tokens", "").lower() in ("true", "yes", "1", "t")
+        period = written.get("cancellation_check_period_ms", "100")
+        if not period.isdecimal() or int(period) < 1:
+            raise pb_utils.TritonModelException(
+                f"model '{self.name}': the parameter 'cancellation_check_period_ms' is '{period}', expected a whole "
+                "number of 1 or more"
+            )
+        self.check_s = int(period) / 1000
         self.tokenizer = None
         if "tokenizer_dir" in written:
             import tokenizers
@@ -155,7 +168,8 @@ class TritonPythonModel:
             return
         opened = self.running.setdefault(request.request_id(), [])
         try:
-            errors = await asyncio.gather(*(self.generate(call, sender, opened) for call in calls))
+            ends = (self.generate(call, sender, opened) for call in calls)
+            errors = [failure(end) for end in await asyncio.gather(*ends, return_exceptions=True)]
         finally:
             if self.running.get(request.request_id()) is opened:
                 del self.running[request.request_id()]
@@ -184,8 +198,8 @@ class TritonPythonModel:
         for row in range(rows):
             one = Row({name: array[row].reshape(-1) for name, array in inputs.items()}, self)
             sequences = one.number("num_return_sequences", 1)
-            if sequences < 1:
-                raise Refused(f"tensor 'num_return_sequences' is {sequences}, expected 1 or more")
+            if not 1 <= sequences <= MAX_SEQUENCES:
+                raise Refused(f"tensor 'num_return_sequences' is {sequences}, expected 1 to {MAX_SEQUENCES}")
             for sequence in range(sequences):
                 labels = {"batch_index": row} if rows > 1 else {}
                 if sequences > 1:
@@ -207,6 +221,7 @@ class TritonPythonModel:
         opened.append(responses)
         watcher = asyncio.create_task(self.watch(sender, responses))
         flags = 0 if self.decoupled else FINAL
+        before = b""
         try:
             async for response in responses:
                 if response.has_error():
@@ -214,7 +229,11 @@ class TritonPythonModel:
                     stopped = error.code() == pb_utils.TritonError.CANCELLED and not sender.is_cancelled()
                     return None if stopped else error  # what was stopped by 'stop' ends as a text does
                 if response.output_tensors():
-                    outputs = row.outputs({one.name(): one.as_numpy() for one in response.output_tensors()}, labels)
+                    given = {one.name(): one.as_numpy() for one in response.output_tensors()}
+                    if self.accumulates and row.streams:
+                        before += given["text_output"][0]
+                        given["text_output"] = np.array([before], np.object_)
+                    outputs = row.outputs(given, labels)
                     sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
             return None
         finally:
@@ -261,7 +280,10 @@ class Row:
             return default
         if len(self.values[name]) != 1:
             raise Refused(f"tensor '{name}' has {len(self.values[name])} elements for a text, expected 1")
-        return self.values[name][0].item()
+        found = self.values[name][0].item()
+        if isinstance(found, float) and not math.isfinite(found):
+            raise Refused(f"tensor '{name}' is {found}, expected a finite number")
+        return found
 
     def texts(self, name):
         try:
@@ -367,6 +389,9 @@ class Row:
         """Which tokens are more or less likely, and which words do not come."""
         texts = [word for word in self.texts("bad_words") if word]
         biases = {}
+        for name in ("embedding_bias", "embedding_bias_weights"):
+            if not np.isfinite(self.values.get(name, 0.0)).all():
+                raise Refused(f"tensor '{name}' has values that are no finite numbers")
         bias = self.values.get("embedding_bias", np.zeros(0))
         for token in np.flatnonzero(bias).tolist():
             biases[token] = float(bias[token])
@@ -392,6 +417,8 @@ class Row:
         if len(values) % 2:
             raise Refused(f"tensor '{name}' has {len(values)} elements, expected two rows: ids, and where words end")
         ids, ends = values.reshape(2, -1).tolist()
+        if min(ids, default=0) < 0:
+            raise Refused(f"tensor '{name}' has the token {min(ids)}, expected 0 or more")
         ends = [0, *(end for end in ends if end != -1)]
         if ends != sorted(ends) or ends[-1] > len(ids):
             raise Refused(f"tensor '{name}' has words that end at {ends[1:]}, expected rising ends up to {len(ids)}")
@@ -452,6 +479,11 @@ def read_inputs(request, batches):
             continue
         found[RENAMED.get(tensor.name(), tensor.name())] = array if batches else array[np.newaxis]
     return found
+
+
+def failure(end):
+    """The error of a call that ended with one or raised it."""
+    return pb_utils.TritonError(str(end)) if isinstance(end, Exception) else end
 
 
 def refusal(text):

@@ -30,6 +30,15 @@ class TritonPythonModel:
         return [self.answer({one.name(): one.as_numpy() for one in request.inputs()}) for request in requests]
 
     def answer(self, inputs):
+        for name in ("QUERY", "BAD_WORDS_DICT", "STOP_WORDS_DICT", "EMBEDDING_BIAS_WORDS"):
+            try:
+                for text in inputs.get(name, np.empty(0)).flat:
+                    text.decode()
+            except UnicodeDecodeError as error:
+                refusal = pb_utils.TritonError(
+                    f"tensor '{name}' is not UTF-8: {error}", pb_utils.TritonError.INVALID_ARG
+                )
+                return pb_utils.InferenceResponse(error=refusal)
         rows = [self.tokenizer.encode(row[0].decode()).ids for row in inputs["QUERY"]]
         longest = max(map(len, rows))
         outputs = {
