@@ -32,9 +32,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # servers are forked from here; with its own handlers gRPC would end those that begin while one of its threads works
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# shells without job control have background commands ignore Ctrl-C, and processes inherit that
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# shells without job control have background commands ignore Ctrl-C, nohup a hang-up, and processes inherit that
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def _memory() -> str | None:
