@@ -168,10 +168,17 @@ class Watch:
 
     def losses(self) -> list[str]:
         """The lines of the server's log that say so."""
-        return [line for line in self._log_file.read_text(errors="replace").splitlines() if _LOST.search(line)]
+        return [line for line in self._text().splitlines() if _LOST.search(line)]
 
     def is_leased(self, pid: int) -> bool:
         return any(f"-{pid}-" in name for name in self._log.keys("alive:*"))
+
+    def is_up(self, pid: int) -> bool:
+        """Whether a part says that it is up. Before that others need not know it, and so nothing of its end."""
+        return re.search(rf" {pid} \S+\] \S+ is up", self._text()) is not None
+
+    def _text(self) -> str:
+        return self._log_file.read_text(errors="replace")
 
 
 class Kills:
@@ -197,14 +204,14 @@ class Kills:
                 os.kill(one, signal.SIGKILL)
 
     def _victim(self, role: str) -> tuple[int, int]:
-        """The pids of a part that has been there for a moment, and of its keeper."""
-        give_up_s = time.monotonic() + 60
+        """The pids of a part that is up, and of its keeper."""
+        give_up_s = time.monotonic() + 120
         while time.monotonic() < give_up_s:
             processes = json.loads(self._processes_file.read_bytes())
             keepers = {p["parent"]: p["pid"] for p in processes if p["role"] == "beats"}
             for process in processes:
                 pid = process["pid"]
-                if process["role"] == role and pid in keepers and self._watch.is_leased(pid):
+                if process["role"] == role and pid in keepers and self._watch.is_leased(pid) and self._watch.is_up(pid):
                     return pid, keepers[pid]
             time.sleep(0.1)
         raise LoadTestError(f"there is no {role} to kill")

@@ -14,9 +14,9 @@ from ensemble_models import BIG, rows
 
 
 def files_of(server: Server, model: str) -> list[Path]:
-    """What lies in the payload directory of an ensemble."""
+    """The tensors in the payload directory of an ensemble; its owner's token and the mark of its log are no tensors."""
     directory = server.state_dir / "shm" / f"ensemble.{model}"
-    return [path for path in directory.iterdir() if path.name != "token"]
+    return [path for path in directory.iterdir() if path.name != "token" and not path.name.endswith("_")]
 
 
 class Gate:
