@@ -302,13 +302,7 @@ class Deployment:
 
     async def _leave(self, model: str, reason: str) -> None:
         """Unload all versions of a model that other executors go on with. Call it with the model's lock."""
-        for version in self._lifecycle.ready_versions(model):
-            await self._unload_version(model, version)
-        for fact in self._lifecycle.drop_failed(model):
-            await self._announcer.announce(fact)
-        override = self._lifecycle.forget(model)
-        if override is not None and override.directory is not None:
-            self._retirement.discard_after(model, override.directory)
+        await self._drop(model)
         await self._announcer.announce(ModelExcluded(self._executor, model, reason))
 
     async def agree(self, model: str) -> None:
@@ -612,16 +606,20 @@ class Deployment:
     async def _unload(self, model: str) -> None:
         async with self._lock(model):
             self._composition.unloaded(model)  # a load that came before has ended, and may have failed
-            for version in self._lifecycle.ready_versions(model):
-                await self._unload_version(model, version)
-            for fact in self._lifecycle.drop_failed(model):
-                await self._announcer.announce(fact)
-            override = self._lifecycle.forget(model)
-            if override is not None and override.directory is not None:
-                self._retirement.discard_after(model, override.directory)
+            await self._drop(model)
             self._left_to_others.discard(model)
             self._outlived.discard(model)
         self._release_copies(model, wanted=False)
+
+    async def _drop(self, model: str) -> None:
+        """Unload all versions of a model, and forget what a load request brought. Call it with the model's lock."""
+        for version in self._lifecycle.ready_versions(model):
+            await self._unload_version(model, version)
+        for fact in self._lifecycle.drop_failed(model):
+            await self._announcer.announce(fact)
+        override = self._lifecycle.forget(model)
+        if override is not None and override.directory is not None:
+            self._retirement.discard_after(model, override.directory)
 
     def _release_copies(self, model: str, *, wanted: bool) -> None:
         """Remove the unused local copies of a remote model (R7) once its old versions have ended.
