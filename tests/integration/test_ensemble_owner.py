@@ -118,7 +118,7 @@ CONFIGS = {
 
 
 class FailingLog(MemoryLog):
-    """Refuses the next steps of a model: before they are written, or after, when nobody can know, or as too large.
+    """Refuses the next steps of a model: before they are written, after that with an unknown outcome, or as too large.
 
     Who reads the stream `slow` waits until `go`.
     """

@@ -250,7 +250,7 @@ async def test_a_model_is_left_once_however_many_versions_others_report(two: Two
 
 
 async def test_files_of_executors_that_nobody_reports_as_lost_do_not_count(two: Two, repository: Path) -> None:
-    """All processes were killed at once: whoever reports the losses may start later than an executor."""
+    """All processes were killed at once: the ones that report losses may start later than an executor."""
     await two.report("e-0", 1, leased=False)
     async with two.executor("e-2", repository, "m") as second:
         assert list(two.served("e-2")) == [1]
@@ -274,7 +274,7 @@ async def test_what_an_executor_reports_after_its_loss_was_reported_does_not_cou
 async def test_a_model_is_served_when_no_executor_with_its_files_comes_back_in_a_new_log(
     two: Two, repository: Path
 ) -> None:
-    """In the new log nobody reports that an executor is lost which has not joined it."""
+    """No process reports the loss of an executor that has not joined the new log."""
     async with two.executor("e-2", repository, "m"):
         await two.report("e-1", 1)
         await two.until_served("e-2", {})

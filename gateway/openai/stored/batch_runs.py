@@ -5,8 +5,8 @@ facts of a former owner by that token. When the owner is lost another gateway ta
 lines without a result again. A line's job has an idempotency key made of batch and line, so that asking again finds the
 job there was; of two results of a line the first one counts. If the batch is to stop, the next gateway finds the jobs
 of the lost one by these keys, and cancels them. Jobs that are not to be stored are deleted after their line's result is
-in the log, and again by the next gateway that drives the batch. A gateway that stalled may ask for such a line after
-that: it deletes the new job when it notices.
+in the log, and again by the next gateway that drives the batch. A gateway that stalled may ask for such a line again
+after that. It deletes the new job when it notices that another gateway drives the batch.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -91,8 +91,8 @@ class BatchRun:
     """The calls under way that are no jobs: they end with their future."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     dropped: dict[int, tuple[BatchLine, tuple[str, ...]]] = field(default_factory=dict)
-    """By number the lines that were under way when another gateway drove the batch, and those whose jobs this one has
-    not deleted after it wrote a result, with these jobs.
+    """Lines, by number, that may have left jobs behind, with the ids of the known ones: another gateway took the batch
+    over while they were under way, or their jobs were not deleted after their result was written.
     """
     done: set[int] = field(default_factory=set)
     """The numbers of the lines that have a result."""
