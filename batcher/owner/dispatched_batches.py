@@ -36,7 +36,15 @@ from charonia.eventlog import port
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import START, Jobs, RequestLog
 from charonia.eventlog.refusal_texts import batch_too_large
-from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
+from charonia.facts.events import (
+    FIELD_FACT,
+    BatchFinished,
+    ExecutionUnwanted,
+    Fact,
+    ResponsesWanted,
+    VersionWanted,
+    pack_fact,
+)
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
 
@@ -67,12 +75,15 @@ class Owner(Protocol):
 
 
 class _Batch(Struct, gc=False):
-    """One dispatched batch. `sent_ns`: when an executor of another process got it, or was last known to have it."""
+    """One dispatched batch. `sent_ns`: when an executor of another process got it, or was last known to have it.
+    `is_burst`: its executor has it as waves, which the log has as requests by now.
+    """
 
     executor: str
     requests: list[RequestQueued]
     is_sent: bool = False
     sent_ns: int = 0
+    is_burst: bool = False
 
 
 class DispatchedBatches:
@@ -98,6 +109,7 @@ class DispatchedBatches:
         self._quarantine = quarantine
         self._refusals = refusals
         self._batches: dict[str, _Batch] = {}
+        self._put_off: dict[str, BatchFinished] = {}
         self.streams = self.streams_once = False
         """Requests may have several responses; they are not run again once one was visible. First attempts are recorded
         then, too: if an owner is lost with its executor, only the record distinguishes the next run from the run whose
@@ -331,6 +343,8 @@ class DispatchedBatches:
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             return []
+        if batch.is_burst:
+            self._put_off.pop(batch_id, None)
         if self._quarantine.holders:
             self._quarantine.leave(batch_id)
         if batch_id in self._note.aboard:
@@ -338,6 +352,26 @@ class DispatchedBatches:
             if not self._note.aboard and not self._owner.closed:
                 self._owner.spawn(self._note.erase())
         return batch.requests
+
+    def puts_off(self, fact: BatchFinished) -> bool:
+        """Whether the end of a batch waits for its requests. An executor reports the end of waves first and settles
+        them up to 10 ms later, those that were burst after another answer of the log. If it is killed in between, they
+        must run again.
+        """
+        batch = self._batches.get(fact.batch_id)
+        if batch is None or not batch.is_burst or _are_settled(batch):
+            return False
+        self._put_off[fact.batch_id] = fact
+        return True
+
+    def take_put_off(self) -> list[BatchFinished]:
+        """The ends that were put off, of batches whose requests are settled now."""
+        if not self._put_off:
+            return []
+        taken = [fact for batch_id, fact in self._put_off.items() if _are_settled(self._batches[batch_id])]
+        for fact in taken:
+            del self._put_off[fact.batch_id]
+        return taken
 
     def lose(self, executor: str, reason: str) -> None:
         """An executor is lost: ignore late reports about its batches, because later runs have taken their place."""
@@ -364,9 +398,9 @@ class DispatchedBatches:
 
     # -- repairs ------------------------------------------------------------------------------------------------------
 
-    def restore(self, batch_id: str, executor: str, requests: list[RequestQueued]) -> None:
-        """Add a former owner's batch that an executor has."""
-        self._batches[batch_id] = _Batch(executor, requests, True, monotonic_ns())
+    def restore(self, batch_id: str, executor: str, requests: list[RequestQueued], *, is_burst: bool = False) -> None:
+        """Add a former owner's batch that an executor has; `is_burst`: as waves, and `requests` are theirs."""
+        self._batches[batch_id] = _Batch(executor, requests, True, monotonic_ns(), is_burst)
 
     def unsent(self, executor: str) -> list[str]:
         """Batches that were decided for an executor and not sent yet."""
@@ -408,6 +442,10 @@ class DispatchedBatches:
                     found.add(BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1]).batch_id)
             after = entries[-1].id
         return found
+
+
+def _are_settled(batch: _Batch) -> bool:
+    return all(carried_of(request).settled for request in batch.requests)
 
 
 def _is_news(request: RequestQueued, attempt: int) -> bool:

@@ -298,6 +298,8 @@ class OwnedModel:
 
     def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
         if isinstance(fact, BatchFinished):
+            if self.dispatched.puts_off(fact):
+                return
             self.facts.hold(fact.batch_id, fact.replies, keeper)
             self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies), tokens=fact.tokens)
         elif isinstance(fact, BatchReturned):
@@ -626,6 +628,8 @@ class OwnedModel:
             for request in requests:
                 self.dispatched.wanted.pop(request.id, None)
         self.windows.settle(requests)
+        for fact in self.dispatched.take_put_off():
+            self.batch_finished(fact.batch_id, fact.executor, tokens=fact.tokens)
 
     def arm(self) -> None:
         """Set the timer to the scheduler's next wake-up; called after anything that may have changed it."""

@@ -158,19 +158,22 @@ async def _restore_running(log: EventLog, owned: OwnedModel, executor: str, queu
                 continue
             if header.model == owned.model:
                 ids = [record.id for record in requests_of(entry)]
-                _restore_batch(owned, header, executor, [queued[i] for i in ids if i in queued])
-                if FIELD_WAVE not in entry.fields:
+                is_burst = FIELD_WAVE in entry.fields
+                _restore_batch(owned, header, executor, [queued[i] for i in ids if i in queued], is_burst=is_burst)
+                if not is_burst:
                     others = [request_id for request_id in ids if request_id not in queued]
                     await _stop_settled(log, owned, header.batch_id, executor, others)
         after = entries[-1].id
 
 
-def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, requests: list[RequestQueued]) -> None:
+def _restore_batch(
+    owned: OwnedModel, header: BatchHeader, executor: str, requests: list[RequestQueued], *, is_burst: bool
+) -> None:
     """An executor has this batch of a former owner; `requests` are its unsettled members. A batch of settled requests
     is finished, or is stopped: its slot is free, or soon will be.
     """
     if requests:
-        owned.dispatched.restore(header.batch_id, executor, requests)
+        owned.dispatched.restore(header.batch_id, executor, requests, is_burst=is_burst)
         owned.observe(
             BatchRunning(
                 header.batch_id,

@@ -110,8 +110,19 @@ class StreamReader(Protocol):
 
 Sent = Callable[[bytes | CharoniaError], None]
 """Called with the id of an appended entry once its level is reached, or with the error."""
-Ended = Callable[[int | CharoniaError], None]
-"""Called with how many of the entries were still there, or with the error."""
+
+
+class EndedWave(Struct, frozen=True):
+    """An executed wave: its entry in a queue stream, how many of its requests succeeded, and their rows together."""
+
+    stream: bytes
+    entry_id: bytes
+    succeeded: int = 0
+    rows: int = 0
+
+
+Ended = Callable[[Sequence[bool] | CharoniaError], None]
+"""Called with whether each wave was still there, or with the error."""
 Counted = Callable[[CharoniaError | None], None]
 """Called with None once the statistics are written, or with the error."""
 
@@ -135,8 +146,19 @@ class Waves(Protocol):
     def flush(self) -> None:
         """Write everything sent so far at once."""
 
-    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        """Append `replies`, then delete these waves: they are settled. Written with this tick; as `send` otherwise."""
+    def end(
+        self,
+        waves: Sequence[EndedWave],
+        statistics: tuple[bytes, Mapping[str, int]],
+        replies: Sequence[Reply],
+        done: Ended,
+    ) -> bool:
+        """Append `replies`, then delete these waves of one model: they are settled. Written with this tick; as `send`
+        otherwise.
+
+        In the same step as the deletions, their increments are added to the statistics of that key. Those of waves that
+        were not there any more are left out (`charonia.facts.counters.without`): who settles requests counts them.
+        """
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
         """`Statistics.add_statistics`, as `end`: one tick's settlements and statistics are one write."""
@@ -598,7 +620,7 @@ class SettlementLog(RequestLog, Statistics, Protocol):
     """Requests, and the counters of how they ended."""
 
 
-class WaveLog(Work, Notes, Protocol):
+class WaveLog(Work, Notes, Statistics, Protocol):
     """Waves, and what is noted when they are settled."""
 
 

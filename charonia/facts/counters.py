@@ -19,6 +19,8 @@ OF_REQUESTS = (
     *("compute_output_count", "compute_output_ns", "inference_count", "execution_count"),
 )
 LATEST = "last_inference_ms"
+_OF_ONE_REQUEST = frozenset(OF_REQUESTS[:10])
+"""Those that grow with each request that succeeds: its count by one, its times by what they took."""
 OF_RUN = slice(len(OF_REQUESTS) - 1, -1)
 """Of the counters of an execution those that count the run itself, not its requests."""
 
@@ -38,6 +40,38 @@ def of_execution(rows: int) -> tuple[str, ...]:
 def of_failures(count: int, waited_ns: int, reason: str) -> dict[str, int]:
     """The increments of requests that failed after `waited_ns` in all; `reason` is M1's."""
     return {"fail_count": count, "fail_ns": max(0, waited_ns), f"fail_{reason}": count}
+
+
+def without(increments: Mapping[str, int], requests: int, rows: int) -> dict[str, int]:
+    """The increments of executions, but for `requests` of their successful requests, which had `rows` rows together.
+
+    Of the times, all requests have the same share. `charonia/eventlog/scripts/end_waves.lua` does the same.
+    """
+    total = max(1, increments.get("success_count", 0))
+    left = max(0, total - requests)
+    kept = dict(increments)
+    for name, amount in increments.items():
+        if name == "inference_count":
+            kept[name] = max(0, amount - rows)
+        elif name in _OF_ONE_REQUEST:
+            kept[name] = max(0, amount - requests) if name.endswith("_count") else amount * left // total
+    return kept
+
+
+def share_of(increments: Mapping[str, int], requests: int, rows: int) -> dict[str, int]:
+    """What `requests` of the successful requests of executions, with `rows` rows together, have of their increments."""
+    total = increments.get("success_count", 0)
+    if not total or not requests:
+        return {}
+    share = {name: amount * requests // total for name, amount in increments.items() if name in _OF_ONE_REQUEST}
+    share |= {name: requests for name in share if name.endswith("_count")}
+    return share | {"inference_count": rows}
+
+
+def of_runs(increments: Mapping[str, int]) -> dict[str, int]:
+    """What increments have beside those of successful requests: those of the executions, and of failures."""
+    left_out = {*_OF_ONE_REQUEST, "inference_count"}
+    return {name: amount for name, amount in increments.items() if name not in left_out}
 
 
 def add(totals: dict[str, int], increments: Mapping[str, int]) -> None:

@@ -89,6 +89,14 @@ class ExecutedWaves(Executed):
             return ()
         return [index for index, answer in enumerate(self.answers) if not answer and index not in self.singly]
 
+    def successes(self, waves: Sequence[Wave]) -> list[int]:
+        """How many requests of each wave succeeded."""
+        counts = [0] * len(waves)
+        for place, execution in enumerate(self.executions):
+            for index in execution.indices:
+                counts[index] += self.succeeded(place, index, waves[index].count)
+        return counts
+
     def succeeded(self, place: int, index: int, count: int) -> int:
         """How many of the `count` requests of a wave succeeded in the execution with index `place`: none of one that is
         `left`, for it runs again.

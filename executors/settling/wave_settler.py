@@ -1,9 +1,10 @@
 """Answers and settles executed waves (docs/adr/0015).
 
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
-Deletions of answered waves are gathered for 10 ms, and their statistics are written with each such write: a process
-that is killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written
-(`fold`). What all requests have used, in waves or not (`usage_counts`), is written once a second and by `fold`.
+Deletions of answered waves are gathered for 10 ms, and the log adds their statistics in the same step, but for waves
+that an owner has burst meanwhile: who settles a request counts it, wherever a process is killed. Before a gateway reads
+statistics, they are written (`fold`). What all requests have used, in waves or not (`usage_counts`), is written once a
+second and by `fold`.
 
 A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply goes through the
 gateway's stream of the log where there is no connection, the reply is too long, or too many bytes wait for the socket.
@@ -28,7 +29,7 @@ from charonia.calls.entry_packer import replies_to
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import Reply, WaveLog
+from charonia.eventlog.port import EndedWave, Reply, WaveLog
 from charonia.facts import counters
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestsEnded, pack_fact
 from charonia.facts.usage import (
@@ -60,9 +61,6 @@ from .usage_writer import UsageWriter
 
 _log = logging.getLogger(__name__)
 
-_Answered = tuple[bytes, Wave, BatchHeader]
-"""A wave that has its reply: the id of its entry, the wave, and the header of its batch."""
-
 _GATHER_S = 0.01
 """Waves answered within this time are settled together: one by one would cost the log server as much as accepting
 them. Waves that were answered but not settled run again if this process dies; those answers find no caller."""
@@ -76,6 +74,19 @@ _MOST_REPLY_BYTES = 1 << 24
 """Longer replies go through the log: a socket hands them over in many small parts."""
 _MOST_UNSENT_BYTES = 1 << 20
 """A gateway with more unread bytes gets its replies through the log, which stores them."""
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A wave that has its reply; `key` is that of its statistics, `held` what it adds there, once it is taken out of
+    the other waves' increments.
+    """
+
+    key: bytes
+    ended: EndedWave
+    wave: Wave
+    header: BatchHeader
+    held: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -217,10 +228,11 @@ class WaveSettler:
         self._reports = reports
         self._link = reports.link
         self._gathered: dict[bytes, list[_Answered]] = {}
+        """By statistics key: the answered waves that are not settled yet."""
         self._told: set[str] = set()
         """The endpoints to whose sockets the gathered waves were answered."""
-        self._unread: dict[str, deque[tuple[_Mark, bytes, _Answered]]] = {}
-        """By endpoint, oldest first: the waves whose replies have not left this process, with their streams."""
+        self._unread: dict[str, deque[tuple[_Mark, _Answered]]] = {}
+        """By endpoint, oldest first: the waves whose replies have not left this process."""
         self._timer: asyncio.TimerHandle | None = None
         self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
@@ -262,15 +274,19 @@ class WaveSettler:
         self._uncounted.discard(batch)
         sent = executed.sent or ()
         self._account(batch, executed, loaded)
+        key = _statistics(loaded)
+        successes = executed.successes(batch.waves)
         replies: list[Reply] = []
-        through_log: dict[bytes, list[_Answered]] = {}
+        through_log: list[_Answered] = []
         left: list[bytes] = []
         for index, (wave, (stream, entry_id)) in enumerate(zip(batch.waves, header.waves, strict=True)):
             answer = executed.answers[index]
             singly = executed.singly.get(index)
+            count = successes[index]
+            answered = _Answered(key, EndedWave(stream, entry_id, count, count * wave.rows), wave, header)
             if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
                 self._told.add(wave.endpoint)
-                self._gathered.setdefault(stream, []).append((entry_id, wave, header))
+                self._gathered.setdefault(key, []).append(answered)
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
                 continue
@@ -282,9 +298,9 @@ class WaveSettler:
             else:
                 left.append(wave.id)
                 continue
-            through_log.setdefault(stream, []).append((entry_id, wave, header))
+            through_log.append(answered)
         if through_log:
-            self._flush(through_log, replies)
+            self._flush({key: through_log}, replies)
         self._tell(batch, executed, left)
 
     def _tell(self, batch: SubmittedBatch, executed: ExecutedWaves, left: list[bytes]) -> None:
@@ -305,23 +321,21 @@ class WaveSettler:
     # -- deletions ----------------------------------------------------------------------------------------------------
 
     def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
-        """Settle the gathered waves and those `answered` by `replies`, and write the statistics, in one write.
-
-        So an executor that is killed has either settled and counted a wave, or neither.
-        """
+        """Settle and count the gathered waves and those `answered` by `replies`, and write all other statistics."""
         ending = answered or {}
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.count()
         if self._gathered or self._unread:
             self._take_sent(ending)
-        self.count()
         unwritten, self._unwritten = self._unwritten, {}
+        for key, waves in ending.items():
+            if waves:
+                self._end(key, waves, unwritten.pop(key, {}), replies)
+                replies = ()
         for key, increments in unwritten.items():
             self._write(key, increments)
-        for stream, waves in ending.items():
-            self._end(stream, waves, replies)
-            replies = ()
 
     def _take_sent(self, ending: dict[bytes, list[_Answered]]) -> None:
         """Move to `ending` the answered waves, but for those whose replies have not left this process.
@@ -332,52 +346,70 @@ class WaveSettler:
         marks = {endpoint: mark for endpoint in self._told if (mark := self._sockets.mark(endpoint)) is not None}
         self._told.clear()
         if marks:
-            for stream, waves in ready.items():
+            for key, waves in ready.items():
                 for one in waves:
-                    if (mark := marks.get(one[1].endpoint)) is not None:
-                        self._unread.setdefault(one[1].endpoint, deque()).append((mark, stream, one))
-                ready[stream] = [one for one in waves if one[1].endpoint not in marks]
+                    if (mark := marks.get(one.wave.endpoint)) is not None:
+                        self._hold(one)
+                        self._unread.setdefault(one.wave.endpoint, deque()).append((mark, one))
+                ready[key] = [one for one in waves if one.wave.endpoint not in marks]
         if self._unread:
             self._take_read(ready)
         if self._unread:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         if any(ready.values()):
             failpoints.hit("executor.answered")
-        for stream, waves in ready.items():
+        for key, waves in ready.items():
             if waves:
-                ending[stream] = ending.get(stream, []) + waves
+                ending[key] = ending.get(key, []) + waves
+
+    def _hold(self, one: _Answered) -> None:
+        """Keep what a wave adds to the statistics until it is settled."""
+        counted = self._unwritten.get(one.key, {})
+        one.held = counters.share_of(counted, one.ended.succeeded, one.ended.rows)
+        self._unwritten[one.key] = counters.without(counted, one.ended.succeeded, one.ended.rows)
 
     def _take_read(self, ready: dict[bytes, list[_Answered]]) -> None:
         """Move to `ready` those of the unread waves whose replies have left since."""
         for endpoint, waiting in list(self._unread.items()):
             while waiting and waiting[0][0].is_passed:
-                _, stream, one = waiting.popleft()
-                ready.setdefault(stream, []).append(one)
+                _, one = waiting.popleft()
+                counters.add(self._unwritten.setdefault(one.key, {}), one.held)
+                ready.setdefault(one.key, []).append(one)
             if not waiting:
                 del self._unread[endpoint]
 
-    def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
-        """Settle waves, repeating until the log answers."""
-        entry_ids = [entry_id for entry_id, _, _ in answered]
+    def _end(self, key: bytes, answered: list[_Answered], increments: dict[str, int], replies: Sequence[Reply]) -> None:
+        """Settle waves and add `increments` to their statistics, repeating until the log answers."""
+        ended = [one.ended for one in answered]
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         unsure = False
 
-        def done(result: int | CharoniaError) -> None:
+        def tell() -> None:
+            self._writing.discard(told)
+            if not told.done():
+                told.set_result(None)
+
+        def done(result: Sequence[bool] | CharoniaError) -> None:
             nonlocal unsure
+            tell()
             if isinstance(result, CharoniaError):
                 unsure = True
-                _log.warning("%d waves cannot be settled, trying again: %s", len(entry_ids), result)
+                _log.warning("%d waves cannot be settled, trying again: %s", len(ended), result)
                 asyncio.get_running_loop().call_later(_RETRY_S, attempt)
-                return
-            if result < len(entry_ids):  # an owner has burst some, or an earlier attempt has settled them
-                self._tasks.spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
-            else:
+            elif all(result):
                 self._ended()
+            else:  # an owner has burst some, or an earlier attempt has settled them
+                gone = [one for one, was_there in zip(answered, result, strict=True) if not was_there]
+                runs = {} if any(result) else counters.of_runs(increments)
+                self._tasks.spawn(self._settle_burst(gone, increments, runs, unsure))
 
         def attempt() -> None:
-            if not self._log.waves.end(stream, entry_ids, replies, done):
+            if not self._log.waves.end(ended, (key, increments), replies, done):
+                tell()
                 asyncio.get_running_loop().call_later(_RETRY_S, attempt)
 
         self.unsettled += 1
+        self._writing.add(told)
         attempt()
 
     def _ended(self) -> None:
@@ -386,36 +418,49 @@ class WaveSettler:
             self._quiet.set()
             self._quiet = None
 
-    async def _settle_burst(self, answered: list[_Answered], missing: int, unsure: bool) -> None:
-        """Settle the rest of answered waves, some of which an owner has burst after dispatching them.
+    async def _settle_burst(
+        self, answered: Sequence[_Answered], increments: dict[str, int], runs: dict[str, int], unsure: bool
+    ) -> None:
+        """Settle answered waves that were not there any more: an owner has burst them after dispatching them.
 
-        Requests that have ended by now count as fenced: those of `missing` waves, which may be any of these, unless an
-        earlier attempt of ours has deleted them (`unsure`).
+        What they have of `increments` was not counted, nor were `runs`: who settles the requests counts them.
+        Requests that have ended by now count as fenced, unless an earlier attempt of ours may have ended them
+        (`unsure`).
         """
-        late = sum([wave.count for _, wave, _ in answered]) * missing // len(answered)
+        late = 0
         try:
-            for _, wave, header in answered:
-                late -= await self._settle_requests(header.model, wave)
+            for one in answered:
+                won = await self._settle_requests(one, increments, runs)
+                late += one.wave.count - won
+                if won:
+                    runs = {}
         finally:
             self._ended()
         if late > 0 and not unsure:
-            header = answered[0][2]
+            header = answered[0].header
             self._metrics.fenced(header.model, header.version, late)
-            _log.warning("%d requests of %d waves were settled by others first", late, missing)
+            _log.warning("%d requests of %d waves were settled by others first", late, len(answered))
 
-    async def _settle_requests(self, model: str, wave: Wave) -> int:
-        """Settle a wave's unsettled requests and report them to their owner; return how many there were."""
-        ids = wave.ids()
+    async def _settle_requests(self, one: _Answered, increments: dict[str, int], runs: dict[str, int]) -> int:
+        """Settle a wave's unsettled requests, count them and report them to their owner; return how many there were."""
+        model, wave, ids = one.header.model, one.wave, one.wave.ids()
         ended = Reply(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
-        won = 0
+        whole = counters.share_of(increments, one.ended.succeeded, one.ended.rows) | runs
+        won: list[bool] = []
 
         async def settle() -> None:
             nonlocal won
+            won = []
             if any(attempt >= 0 for attempt in await self._log.unsettled(model, ids)):
-                won += sum(await self._log.settle(model, [(request_id, 1) for request_id in ids], None, [], [ended]))
+                requests = [(request_id, 1) for request_id in ids]
+                won = await self._log.settle(model, requests, (one.key, whole) if whole else None, [], [ended])
 
         await insist(settle, "the requests of a wave that was burst cannot be settled")
-        return won
+        if any(won) and not all(won):
+            count = min(sum(won), one.ended.succeeded)
+            part = counters.share_of(increments, count, count * wave.rows) | runs
+            await insist(lambda: self._log.add_statistics(one.key, part), "statistics cannot be added")
+        return sum(won)
 
     async def settled(self) -> None:
         """Settle all answered waves, then write their counts (`fold`); returns when both is done."""
@@ -454,8 +499,7 @@ class WaveSettler:
             self._counts[loaded] = WaveCounts(used=counts.used)
             model, version, increments = loaded.model, loaded.version, counts.increments()
             self._metrics.executed_waves(model, version, counts.sizes, increments)
-            key = keys.statistics(model, version, loaded.content_hash)
-            counters.add(self._unwritten.setdefault(key, {}), increments)
+            counters.add(self._unwritten.setdefault(_statistics(loaded), {}), increments)
 
     def _measure(self, batch: SubmittedBatch, executed: ExecutedWaves, loaded: LoadedVersion) -> None:
         for place, execution in enumerate(executed.executions):
@@ -514,6 +558,10 @@ class WaveSettler:
         self._write_usage()
         if writing := self._writing | self._usage_writer.writing:
             await asyncio.wait(writing)
+
+
+def _statistics(loaded: LoadedVersion) -> bytes:
+    return keys.statistics(loaded.model, loaded.version, loaded.content_hash)
 
 
 class _Peer:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from log_adapters import NO_LIMITS, PATIENCE_S, Collector, Subject, accept
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
-from charonia.eventlog.port import EventLog, Limits, Reply, StreamReader
+from charonia.eventlog.port import EndedWave, EventLog, Limits, Reply, StreamReader
+from charonia.facts import counters
 from charonia.wire import FIELD_WAVE
 
 QUEUE = keys.queue("m", 0, 0)
+STATISTICS = keys.statistics("m", 1, "hash")
 PREFIX = b"p" * 15
 REQUESTS = [(PREFIX + bytes((last,)), 10) for last in range(3)]
 FIELDS = [part for request_id, _ in REQUESTS for part in (b"r", request_id)]
@@ -28,13 +32,17 @@ async def send(log: EventLog, *pieces: bytes, stream: bytes = QUEUE) -> bytes:
     return entry_id
 
 
-async def end(log: EventLog, *entry_ids: bytes, replies: tuple[Reply, ...] = (), stream: bytes = QUEUE) -> int:
-    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+async def settle(
+    log: EventLog, waves: Sequence[EndedWave], counted: Mapping[str, int], replies: Sequence[Reply] = ()
+) -> list[bool]:
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(PATIENCE_S):
-        assert log.waves.end(stream, entry_ids, replies, told.set_result)
-        count = await told
-    assert isinstance(count, int), count
-    return count
+        assert log.waves.end(waves, (STATISTICS, counted), replies, told.set_result)
+        return list(await told)
+
+
+async def end(log: EventLog, *entry_ids: bytes, replies: tuple[Reply, ...] = (), stream: bytes = QUEUE) -> int:
+    return sum(await settle(log, [EndedWave(stream, entry_id) for entry_id in entry_ids], {}, replies))
 
 
 async def burst(log: EventLog, entry_id: bytes, *, tenant: str = "") -> bytes:
@@ -106,33 +114,69 @@ async def test_replies_are_there_before_their_wave_is_gone(
     read.add(other)
     entry_id = await send(subject.log, b"1")
     written = (Reply(replies, [b"w", b"one"]), Reply(other, [b"w", b"two"]), Reply(replies, [b"r", b"three"]))
-    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    assert subject.log.waves.end(QUEUE, [entry_id], written, ended.set_result)
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    assert subject.log.waves.end([EndedWave(QUEUE, entry_id)], (STATISTICS, {}), written, ended.set_result)
     while await subject.peer.waves.waiting(QUEUE, [entry_id]) == [True]:
         await asyncio.sleep(0.001)
     # whoever sees that it is gone finds its replies
     assert [bytes(entry.fields[1]) for entry in await subject.log.range(replies)] == [b"one", b"three"]
     assert [bytes(entry.fields[1]) for entry in await subject.log.range(other)] == [b"two"]
-    assert await ended == 1
+    assert list(await ended) == [True]
     assert await collector.count(replies, 2) == [b"one", b"three"]
     # a settlement that is said again answers again: whoever reads them knows what it has answered
     assert await end(subject.log, entry_id, replies=written[:1]) == 0
     assert await collector.count(replies, 3) == [b"one", b"three", b"one"]
 
 
-async def test_statistics_are_written_with_what_they_count(subject: Subject) -> None:
-    key = keys.statistics("m", 1, "hash")
-    entry_id = await send(subject.log, b"1")
+RUN = counters.of_execution(4)
+COUNTED = {
+    "one execution": dict(zip(RUN, (4, 400, 4, 200, 4, 40, 4, 80, 4, 44, 8, 1, 1, 10, 20, 11, 7), strict=True)),
+    "several": dict(zip(RUN, (4, 400, 4, 200, 4, 40, 4, 80, 4, 44, 8, 2, 1, 10, 20, 11, 7), strict=True))
+    | dict(zip(counters.of_size(2), (1, 5, 6, 7), strict=True))
+    | {"fail_count": 1, "fail_ns": 9, "fail_BACKEND": 1},
+    "large sums": dict(zip(RUN, (4, 4 * 10**17, 4, 0, 4, 0, 4, 0, 4, 0, 8, 1, 1, 0, 0, 0, 7), strict=True)),
+}
+
+
+def positive(statistics: Mapping[str, int]) -> dict[str, int]:
+    """What was counted: the adapters need not have fields for the rest."""
+    return {name: amount for name, amount in statistics.items() if amount}
+
+
+@pytest.mark.parametrize("counted", COUNTED.values(), ids=COUNTED)
+async def test_statistics_are_written_with_the_waves_that_they_count(subject: Subject, counted: dict[str, int]) -> None:
+    other = keys.queue("m", 1, 0)
+    ids = [(QUEUE, await send(subject.log, b"1")), (other, await send(subject.log, b"2", stream=other))]
+    one, two = (EndedWave(stream, entry_id, 2, 4) for stream, entry_id in ids)
+    assert await settle(subject.log, [one, two], counted) == [True, True]
+    assert positive(await subject.peer.statistics(STATISTICS)) == positive(counted)
+    # an attempt whose answer was lost is repeated
+    assert await settle(subject.log, [one, two], counted) == [False, False]
+    assert positive(await subject.peer.statistics(STATISTICS)) == positive(counted)
+
+
+@pytest.mark.parametrize("counted", COUNTED.values(), ids=COUNTED)
+async def test_burst_waves_are_not_counted(subject: Subject, counted: dict[str, int]) -> None:
+    kept, lost = [EndedWave(QUEUE, await send(subject.log, b"w"), count, 2 * count) for count in (3, 1)]
+    assert await burst(subject.peer, lost.entry_id)
+    assert await settle(subject.log, [lost, kept], counted) == [False, True]
+    seen = await subject.peer.statistics(STATISTICS)
+    assert positive(seen) == positive(counters.without(counted, 1, 2))
+    assert (seen["success_count"], seen["queue_count"], seen["inference_count"]) == (3, 3, 6)
+    assert seen["success_ns"] == counted["success_ns"] * 3 // 4
+    assert seen["execution_count"] == counted["execution_count"]
+    share = counters.share_of(counted, 1, 2)
+    assert {name: seen.get(name, 0) + share[name] for name in share} == {name: counted[name] for name in share}
+
+
+async def test_statistics_that_no_wave_adds_are_written_at_once(subject: Subject) -> None:
     counted: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    assert subject.log.waves.count(key, {"success_count": 3, "last_inference_ms": 7}, counted.set_result)
-    assert subject.log.waves.end(QUEUE, [entry_id], [], ended.set_result)
+    assert subject.log.waves.count(STATISTICS, {"success_count": 3, "last_inference_ms": 7}, counted.set_result)
     async with asyncio.timeout(PATIENCE_S):
         assert await counted is None
-        assert await ended == 1
-    assert await subject.peer.statistics(key) == {"success_count": 3, "last_inference_ms": 7}
-    await subject.log.add_statistics(key, {"success_count": 1})
-    assert await subject.peer.statistics(key) == {"success_count": 4, "last_inference_ms": 7}
+    assert await subject.peer.statistics(STATISTICS) == {"success_count": 3, "last_inference_ms": 7}
+    await subject.log.add_statistics(STATISTICS, {"success_count": 1})
+    assert await subject.peer.statistics(STATISTICS) == {"success_count": 4, "last_inference_ms": 7}
 
 
 async def test_the_entries_of_a_model_s_queues_are_counted(subject: Subject) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import client, index, infer, inputs, post, statistics, until
+from e2e_asking import client, index, infer, inputs, post, statistics, until, until_equal
 from e2e_load import Load, ask_scaled
 from e2e_models import WIDTH, scaling
 from e2e_parts import GATEWAY_FLAGS, Part, parts_over_a_log
@@ -136,9 +136,10 @@ def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
         per_model[("double", "triple")[number // 4 % 2]] += count
     # each request has one outcome, however often it was tried
     for gateway in gateways:
-        until(
+        until_equal(
             "each answer is counted once",
-            lambda gateway=gateway: {m: row[1] for m, row in counted(gateway).items()} == per_model,
+            lambda gateway=gateway: {m: row[1] for m, row in counted(gateway).items()},
+            per_model,
         )
         assert {row[2] for row in counted(gateway).values()} == {0}
 

@@ -13,7 +13,7 @@ from guarded_server import ROLES, GuardedServer
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import Limits, ProgressPart, Reply
+from charonia.eventlog.port import EndedWave, Limits, ProgressPart, Reply
 from charonia.eventlog.redis import RedisLog
 from charonia.facts.jobs import JobEnd, JobState, NewJob
 
@@ -130,7 +130,8 @@ async def test_waves_are_sent_answered_and_burst(server: GuardedServer, opened: 
     for burster in (gateway, batcher):
         first, second = [await told(partial(gateway.waves.send, queue, [b"wave"])) for _ in range(2)]
         replies = [Reply(keys.replies("g"), [b"w", b"reply"])]
-        assert await told(partial(executor.waves.end, queue, [first], replies)) == 1
+        counted = (keys.statistics(M, 1, "hash"), {"success_count": 1})
+        assert await told(partial(executor.waves.end, [EndedWave(queue, first)], counted, replies)) == [True]
         requests = [(b"p" * 15 + b"0", 1)]
         assert await burster.waves.burst(M, queue, second, requests, [b"r", b"record"])
         assert await gateway.waves.waiting(queue, [first, second]) == [False, False]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from own_server import PATIENCE_S, admin, log_on, own_server
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import Limits, Reply
+from charonia.eventlog.port import EndedWave, Limits, Reply
 from charonia.eventlog.redis import RedisLog
 
 pytestmark = pytest.mark.integration
@@ -33,10 +34,12 @@ async def test_a_full_server_takes_no_wave_and_lets_those_it_has_end() -> None:
             refused = await send(log)
             assert isinstance(refused, LogUnavailable)
             assert "OOM" in str(refused)
-            told: asyncio.Future[int | CharoniaError] = asyncio.get_running_loop().create_future()
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             replies = [Reply(keys.replies("g"), [b"w", b"reply"]), Reply(keys.replies("h"), [b"w", b"other"])]
-            assert log.waves.end(QUEUE, [ended], replies, told.set_result)
-            assert await asyncio.wait_for(told, PATIENCE_S) == 1
+            counted = (keys.statistics("m", 1, "hash"), {"success_count": 1})
+            assert log.waves.end([EndedWave(QUEUE, ended)], counted, replies, told.set_result)
+            assert list(await asyncio.wait_for(told, PATIENCE_S)) == [True]
+            assert await log.statistics(counted[0]) == {"success_count": 1}
             for endpoint, reply in (("g", b"reply"), ("h", b"other")):
                 (entry,) = await log.range(keys.replies(endpoint))
                 assert bytes(entry.fields[1]) == reply, "it is answered though the server is full"

@@ -65,6 +65,11 @@ async def told(log: EventLog, wave: SentWave) -> dict[bytes, int]:
     return {request_id: found[request_id] for request_id in wave.ids if request_id in found}
 
 
+async def nothing_read(log: EventLog) -> bool:
+    """Whether the owner has read all facts."""
+    return await log.range(keys.facts(MODEL)) == []
+
+
 async def nothing_left(log: EventLog, wave: SentWave) -> bool:
     return not await log.range(wave.stream) and await log.unsettled_ids(MODEL) == []
 
@@ -156,6 +161,40 @@ async def test_a_wave_whose_executor_was_lost_before_it_sent_the_answers_is_soon
     await until_so(lambda: nothing_left(log, wave))  # nobody looks for other reasons
     assert other.executed == [1, 2]
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_wave_that_a_new_owner_burst_is_its_executor_s_until_it_is_settled(
+    cluster: Cluster, is_lost: bool
+) -> None:
+    """An executor reports the end of waves before it settles them; it may be lost in between."""
+    executor, other = await cluster.executor(), await cluster.executor()
+    batcher = await cluster.batcher()
+    log = await caller(cluster)
+    wave = await send_wave(log, MODEL, numbers(1, 2, 3), CALLER)
+    await until(lambda: len(executor.held) + len(other.held) == 1)
+    runs, rests = (executor, other) if executor.held else (other, executor)
+    held = runs.held.pop()
+    await batcher.die()
+    heir = await cluster.batcher()
+    await cluster.lose("batcher", batcher.name)
+    await heir.owns()
+    assert len(await log.unsettled_ids(MODEL)) == 3, "it was burst"
+    owned = heir.service.owned[MODEL]
+
+    await runs.report_waves(held)
+    await until_so(lambda: nothing_read(log))
+    assert held.header.batch_id in owned.dispatched, "its requests are not settled"
+    rests.release()
+    if is_lost:
+        await cluster.lose("executor", runs.name)
+    else:
+        assert await runs.settle(held) == [True] * 3
+
+    await until_so(lambda: nothing_left(log, wave))
+    assert await told(log, wave) == dict(zip(wave.ids, (1, 2, 3), strict=True))
+    assert rests.executed == ([1, 2, 3] if is_lost else [])
+    assert held.header.batch_id not in owned.dispatched
 
 
 @pytest.mark.parametrize("how", ["its executor is lost", "its batch is returned", "its instance dies"])

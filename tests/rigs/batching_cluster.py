@@ -20,7 +20,7 @@ from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import Entry, EventLog, Reply
+from charonia.eventlog.port import EndedWave, Entry, EventLog, Reply
 from charonia.eventlog.redis import open_log
 from charonia.facts.events import (
     FIELD_FACT,
@@ -33,6 +33,7 @@ from charonia.facts.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    RequestsEnded,
     VersionLoaded,
     VersionUnloaded,
     facts_of,
@@ -49,6 +50,7 @@ from charonia.wire import (
     FIELD_WAVE,
     BatchHeader,
     RequestRecord,
+    Wave,
     pack_response,
     pack_wave_reply,
     reply_meta,
@@ -222,19 +224,37 @@ class EchoExecutor:
         return won
 
     async def _settle_waves(self, held: Held) -> list[bool]:
-        """Answer waves and settle them; which were won."""
+        """Answer waves, report their end, and settle them; which were won."""
         meta = reply_meta(MODEL, 1, (("y", DataType.INT32, (1, 1), 4),))
-        won = []
+        won: list[bool] = []
+        burst: list[Wave] = []
         for wave, (stream, entry_id) in zip(held.waves, held.header.waves, strict=True):
             reply = pack_wave_reply(wave.prefix, wave.count, meta, wave.columns, 1)
             ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             replies = [Reply(keys.replies(wave.endpoint), [FIELD_WAVE, reply])]
-            assert self.log.waves.end(stream, [entry_id], replies, ended.set_result)
-            won += [await ended == 1] * wave.count
+            counted = (keys.statistics(MODEL, 1, "hash"), {})
+            assert self.log.waves.end([EndedWave(stream, entry_id)], counted, replies, ended.set_result)
+            (is_there,) = await ended
+            if is_there:
+                won += [True] * wave.count
+            else:
+                burst.append(wave)
+        await self.report_waves(held)
+        for wave in burst:
+            won += await self._settle_burst(wave)
+        return won
+
+    async def report_waves(self, held: Held) -> None:
+        """Report the end of waves, of which those that were burst are not settled yet."""
         fact = pack_fact(BatchFinished(self.name, held.header.batch_id))
         await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, fact]))
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
-        return won
+
+    async def _settle_burst(self, wave: Wave) -> list[bool]:
+        """Settle the requests of a wave that was burst; which were won."""
+        ids = wave.ids()
+        told = Reply(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
+        return await insist(lambda: self.log.settle(MODEL, [(one, 1) for one in ids], None, [], [told]))
 
     async def die(self, held: Held, *, blameless: bool = False) -> None:
         """Report that a batch took its instance with it."""

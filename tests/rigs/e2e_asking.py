@@ -35,6 +35,20 @@ def until(what: str, look: Callable[[], T], timeout_s: float = 120.0) -> T:
     return seen
 
 
+def until_equal(what: str, look: Callable[[], T], expected: T, timeout_s: float = 120.0) -> None:
+    """As `until`, and a failure tells what was seen last."""
+    seen: list[T] = []
+
+    def same() -> bool:
+        seen[:] = [look()]
+        return seen[0] == expected
+
+    try:
+        until(what, same, timeout_s)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nexpected {expected}\nseen last {seen[0]}") from None
+
+
 @contextmanager
 def client(kind: str, server: Any) -> Any:
     """A stock client: `http` or `grpc`."""

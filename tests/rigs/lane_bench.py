@@ -18,7 +18,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import Reply, Sent
+from charonia.eventlog.port import EndedWave, Reply, Sent
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, facts_of, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.models.config_forms import parse
@@ -360,7 +360,8 @@ class LaneBench:
 
     async def _end(self, sent: SentWave, reply: bytes) -> None:
         replies = [Reply(keys.replies(GATEWAY), [FIELD_WAVE, reply])]
-        assert self.log.waves.end(sent.stream, [sent.entry_id], replies, lambda _: None)
+        counted = (keys.statistics(MODEL, 1, "hash"), {})
+        assert self.log.waves.end([EndedWave(sent.stream, sent.entry_id)], counted, replies, lambda _: None)
 
     async def respond(self, request_id: bytes, answer: int | CharoniaError) -> None:
         """Answer one request by itself."""

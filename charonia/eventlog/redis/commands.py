@@ -105,8 +105,12 @@ class Commands:
         replies: Sequence[Reply],
         facts: Sequence[Reply],
         done: Callable[[Any], None],
+        *,
+        soon: bool = False,
     ) -> bool:
-        """As `settle`, but written before this returns; `done` gets reply or error. False: nothing was written."""
+        """As `settle`, but written before this returns, or `soon`: with this tick. `done` gets reply or error. False:
+        nothing was written.
+        """
 
         def answered(answers: list[Any] | None) -> None:
             try:
@@ -121,7 +125,8 @@ class Commands:
                 asyncio.get_running_loop().call_exception_handler(context)
 
         out = _joint(replies, pieces, facts)
-        return self._connection.batch_now(out, len(replies) + 1 + len(facts), answered)
+        send = self._connection.batch_soon if soon else self._connection.batch_now
+        return send(out, len(replies) + 1 + len(facts), answered)
 
     async def _settled(
         self,

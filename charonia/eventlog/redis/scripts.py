@@ -55,6 +55,7 @@ APPEND_FENCED = load("append_fenced")
 KEEP_RECENT = load("keep_recent")
 RAISE_LEVEL = load("raise_level")
 BURST = load("burst")
+END_WAVES = load("end_waves")
 LEASE = load("lease")
 WRITE = load("write")
 
@@ -81,6 +82,7 @@ ALL = (
     KEEP_RECENT,
     RAISE_LEVEL,
     BURST,
+    END_WAVES,
     LEASE,
     WRITE,
 )

@@ -1,4 +1,4 @@
-"""Waves on Redis: one XADD accepts, one XDEL settles (`charonia.eventlog.port.Waves`)."""
+"""Waves on Redis: one XADD accepts, one XDEL in a script settles (`charonia.eventlog.port.Waves`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import hiredis
 
 from charonia import keys
 from charonia.errors import CharoniaError
-from charonia.eventlog.port import Counted, Ended, Fields, Limits, Reply, Sent
+from charonia.eventlog.port import Counted, Ended, EndedWave, Fields, Limits, Reply, Sent
 from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE
 
 from . import scripts
-from .commands import Commands, call_of, pack_append
+from .commands import Commands, call_of
 from .durability import Durability
 from .server.hot_connection import Connection
 from .server.transport import UNCOPIED_BYTES, Argument, Refused, bulk, lost, pack, pack_pieces
@@ -28,6 +28,7 @@ from .stored_records import amounts_of, value_of
 _log = logging.getLogger(__name__)
 
 _LEASE = b"lease:"
+_THERE = ord("1")
 _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 
@@ -91,19 +92,22 @@ class RedisWaves:
         else:
             done(bytes(entry_id))
 
-    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
-        pieces: list[Buffer] = []
-        for reply in replies:
-            pieces += pack_append(reply.stream, reply.fields)
-        pieces.append(pack((b"XDEL", stream, *entry_ids)))
+    def end(
+        self,
+        waves: Sequence[EndedWave],
+        statistics: tuple[bytes, Mapping[str, int]],
+        replies: Sequence[Reply],
+        done: Ended,
+    ) -> bool:
+        def answered(result: Any) -> None:
+            done(result if isinstance(result, CharoniaError) else _still_there(result, len(waves)))
 
-        def answered(answers: list[Any] | None) -> None:
-            if answers is not None and hiredis.ReplyError in map(type, answers[:-1]):
-                self._tasks.spawn(self._append_again(replies, answers, done))
-            else:
-                done(_result(answers, -1))
+        call = _end_call(waves, statistics)
+        return self._commands.settle_now(scripts.END_WAVES, [call], replies, (), answered, soon=True)
 
-        return self._connection.batch_soon(pieces, len(replies) + 1, answered)
+    async def delete(self, waves: Sequence[EndedWave], statistics: tuple[bytes, Mapping[str, int]]) -> Sequence[bool]:
+        """As `end` without replies, awaited."""
+        return _still_there(await self._commands.run(scripts.END_WAVES, [_end_call(waves, statistics)]), len(waves))
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
         sums, amounts = amounts_of(increments)
@@ -114,23 +118,6 @@ class RedisWaves:
             done(result if isinstance(result, CharoniaError) else None)
 
         return self._connection.batch_soon([call], 1, answered)
-
-    async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
-        """Append what the server refused because it was out of memory: its wave is settled already."""
-        try:
-            for reply, answer in zip(replies, answers, strict=False):
-                if type(answer) is hiredis.ReplyError:
-                    if not Refused(str(answer)).out_of_memory:
-                        raise Refused(str(answer))
-                    await self._commands.write("XADD", reply.stream, "*", *reply.fields)
-        except CharoniaError as error:
-            done(error)
-        else:
-            done(_result(list(answers), -1))
-
-    async def delete(self, stream: bytes, entry_ids: Sequence[bytes]) -> int:
-        """Delete waves; returns how many existed."""
-        return int(await self._commands.execute(b"XDEL", stream, *entry_ids))
 
     async def burst(
         self,
@@ -168,6 +155,19 @@ class RedisWaves:
     async def leases(self, model: str) -> list[str]:
         counters = await self._commands.execute("HGETALL", keys.counters(model))
         return [name[len(_LEASE) :].decode() for name in map(bytes, counters[::2]) if name.startswith(_LEASE)]
+
+
+def _end_call(waves: Sequence[EndedWave], statistics: tuple[bytes, Mapping[str, int]]) -> bytes:
+    key, increments = statistics
+    arguments: list[Argument] = [len(waves)]
+    for wave in waves:
+        arguments += (wave.stream, wave.entry_id, wave.succeeded, wave.rows)
+    sums, amounts = amounts_of(increments)
+    return call_of(scripts.END_WAVES, (key,), (*arguments, sums, *amounts))
+
+
+def _still_there(answer: Any, count: int) -> Sequence[bool]:
+    return [True] * count if answer == 1 else [mark == _THERE for mark in bytes(answer)]
 
 
 def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:

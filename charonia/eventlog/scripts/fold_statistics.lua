@@ -1,4 +1,4 @@
--- Included by settle.lua, settle_recorded.lua and add_statistics.lua: add statistics to a hash.
+-- Included by settle.lua, settle_recorded.lua, end_waves.lua and add_statistics.lua: add statistics to a hash.
 --
 -- key      s:{m}:<version>:<hash>, one of the including script's KEYS
 -- at       the ARGV index of the first statistic's name; the names are followed by as many values, to the end of ARGV
@@ -10,8 +10,10 @@
 -- Those of a run, which nearly every settle adds, stay packed, a tenth of what they cost one by one: the sums of them
 -- are those of the hash's own fields and of all its runs, the maxima likewise.
 -- pcall: what was settled before must not be hidden by statistics that cannot be kept; returns the first error or nil.
+local PACKED, SUMS = '<ddddddddddddddddd', 16
+
 local function fold_run(key, field, value)
-  local PACKED, SUMS, HIGHEST = '<ddddddddddddddddd', 16, 4503599627370496
+  local HIGHEST = 4503599627370496
   local known = redis.pcall('HGET', key, field)
   if type(known) == 'table' then
     return known

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from charonia import keys
-from charonia.eventlog.port import Counted, Ended, Fields, Limits, Reply, Sent
+from charonia.eventlog.port import Counted, Ended, EndedWave, Fields, Limits, Reply, Sent
+from charonia.facts.counters import without
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE
 
@@ -35,11 +36,22 @@ class MemoryWaves:
     def flush(self) -> None:
         pass
 
-    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+    def end(
+        self,
+        waves: Sequence[EndedWave],
+        statistics: tuple[bytes, Mapping[str, int]],
+        replies: Sequence[Reply],
+        done: Ended,
+    ) -> bool:
         for reply in replies:
             self._streams.append_here(reply.stream, reply.fields)
-        count = sum(self._streams.take_entry(stream, entry_id) for entry_id in entry_ids)
-        asyncio.get_running_loop().call_soon(done, count)
+        there = [self._streams.take_entry(wave.stream, wave.entry_id) for wave in waves]
+        key, increments = statistics
+        if gone := [wave for wave, is_there in zip(waves, there, strict=True) if not is_there]:
+            requests, rows = sum([wave.succeeded for wave in gone]), sum([wave.rows for wave in gone])
+            increments = without(increments, requests, rows) if any(there) else {}
+        self._add_statistics(key, increments)
+        asyncio.get_running_loop().call_soon(done, there)
         return True
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:

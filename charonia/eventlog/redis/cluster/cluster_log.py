@@ -15,7 +15,19 @@ from typing import Any, TypeVar
 
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
-from charonia.eventlog.port import START, Counted, Ended, Entry, Fields, Limits, ProgressPart, Reply, Sent, StreamReader
+from charonia.eventlog.port import (
+    START,
+    Counted,
+    Ended,
+    EndedWave,
+    Entry,
+    Fields,
+    Limits,
+    ProgressPart,
+    Reply,
+    Sent,
+    StreamReader,
+)
 from charonia.eventlog.redis.blob_server import BlobServer, is_passing
 from charonia.eventlog.redis.epoch import Epoch
 from charonia.eventlog.redis.log import RedisLog, level_of
@@ -94,16 +106,22 @@ class ClusterWaves:
     def flush(self) -> None:
         pass
 
-    def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
+    def end(
+        self,
+        waves: Sequence[EndedWave],
+        statistics: tuple[bytes, Mapping[str, int]],
+        replies: Sequence[Reply],
+        done: Ended,
+    ) -> bool:
         async def end() -> None:
             try:
                 for reply in replies:  # endpoints have slots of their own
                     await self._log.append(reply.stream, reply.fields)
-                count = await self._log.at(stream, lambda log: log.waves.delete(stream, entry_ids))
+                there = await self._log.at(statistics[0], lambda log: log.waves.delete(waves, statistics))
             except CharoniaError as error:
                 done(error)
             else:
-                done(count)
+                done(there)
 
         self._log.tasks.spawn(end())
         return True

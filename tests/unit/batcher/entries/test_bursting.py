@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 from memory_log.log import MemoryLog
@@ -18,7 +19,7 @@ from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import START
+from charonia.eventlog.port import START, EndedWave
 from charonia.models.scheduling import DynamicBatching
 from charonia.tensors import Tensor
 from charonia.wire import Wave, request_meta, wave_head
@@ -112,9 +113,10 @@ async def test_those_aboard_a_death_do_not_run_together_again(owner: Owner) -> N
 async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None:
     await owner.send()
     (item,) = await owner.read()
-    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    assert owner.log.waves.end(QUEUE, [carried_of(item).entry.entry_id], [], told.set_result)
-    assert await told == 1
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    ended, counted = EndedWave(QUEUE, carried_of(item).entry.entry_id), (keys.statistics("m", 1, "hash"), {})
+    assert owner.log.waves.end([ended], counted, [], told.set_result)
+    assert list(await told) == [True]
     await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
     assert await owner.read() == []
     assert owner.bursting.suspects == {}

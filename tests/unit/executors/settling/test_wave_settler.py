@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.datatypes import DataType
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
-from charonia.wire import BatchHeader, pack_wave_reply, reply_meta, request_meta, unpack_wave, wave_head
+from charonia.wire import BatchHeader, Wave, pack_wave_reply, reply_meta, request_meta, unpack_wave, wave_head
+from executors.batches.batch_results import Execution
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
 from executors.running.submitted_batch import SubmittedBatch
@@ -28,7 +30,15 @@ PATIENCE_S = 20
 LAZY, QUICK = "gw-lazy", "gw-quick"
 QUEUE = keys.queue("m", 0, 0)
 LOADED: Any = type("Loaded", (), {"model": "m", "version": 1, "content_hash": "h"})()
+STATISTICS = keys.statistics("m", 1, "h")
 LARGE = 100_000
+
+
+class Sent(NamedTuple):
+    """A wave in the log."""
+
+    entry_id: bytes
+    wave: Wave
 
 
 class Gateway:
@@ -66,23 +76,48 @@ class Bench:
         self.gateways = {name: Gateway() for name in (LAZY, QUICK)}
         self._count = 0
 
-    async def answer(self, endpoint: str, size: int) -> bytes:
-        """A wave of one request, which is executed; the id of its entry."""
+    async def send(self, endpoint: str, size: int, count: int = 1) -> Sent:
+        """A wave of `count` requests of one row each, as an executor gets it."""
         self._count += 1
         tensor = Tensor.of("x", np.zeros((1, size), np.uint8))
         about = {"rows": 1, "signature": 7, "level": 0, "accepted_ns": self._count}
         meta = request_meta(1, "", [tensor], (), {})
-        record = wave_head(self._count.to_bytes(15, "big"), 1, endpoint.encode(), meta, **about) + bytes(tensor.data)
+        prefix = self._count.to_bytes(15, "big")
+        record = wave_head(prefix, count, endpoint.encode(), meta, **about) + bytes(tensor.data) * count
         taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         assert self.log.waves.send(QUEUE, [record], taken.set_result)
-        entry_id = await taken
-        wave = unpack_wave(record)
-        header = BatchHeader("b-1", "m", 1, "h", 1, (1,), keys.facts("m"), waves=((QUEUE, entry_id),))
-        outputs = ((tensor.name, tensor.datatype, tensor.shape, len(tensor.data)),)
-        reply = pack_wave_reply(wave.prefix, 1, reply_meta("m", 1, outputs), [tensor.data], 0)
-        batch = SubmittedBatch((), lambda *_: None, header, waves=(wave,))
-        self.settler.settle(batch, ExecutedWaves([reply]), LOADED)
-        return entry_id
+        return Sent(await taken, unpack_wave(record))
+
+    def execute(self, sent: Sequence[Sent]) -> None:
+        """Answer these waves, which ran as one batch; all their requests succeeded."""
+        waves = tuple([one.wave for one in sent])
+        replies = []
+        for wave in waves:
+            data = bytes(wave.columns[0])
+            outputs = (("x", DataType.UINT8, (1, len(data) // wave.count), len(data) // wave.count),)
+            replies.append(pack_wave_reply(wave.prefix, wave.count, reply_meta("m", 1, outputs), [data], 0))
+        places = tuple([(QUEUE, one.entry_id) for one in sent])
+        header = BatchHeader("b-1", "m", 1, "h", 1, (1,), keys.facts("m"), waves=places)
+        execution = Execution(tuple(range(len(sent))), sum([wave.count for wave in waves]), 100, 130, 5, 20, 5)
+        batch = SubmittedBatch((), lambda *_: None, header, waves=waves)
+        self.settler.settle(batch, ExecutedWaves(replies, executions=[execution]), LOADED)
+
+    async def answer(self, endpoint: str, size: int) -> bytes:
+        """A wave of one request, which is executed; the id of its entry."""
+        sent = await self.send(endpoint, size)
+        self.execute([sent])
+        return sent.entry_id
+
+    async def burst(self, sent: Sent) -> list[bytes]:
+        """Burst a wave, as a new owner of its model does; the ids of its requests."""
+        ids = sent.wave.ids()
+        assert await self.log.waves.burst("m", QUEUE, sent.entry_id, [(one, 1) for one in ids], [b"r", b"records"])
+        return ids
+
+    async def counted(self) -> tuple[int, int, int]:
+        """Successful requests, their rows, and executions."""
+        found = await self.log.statistics(STATISTICS)
+        return tuple(found.get(name, 0) for name in ("success_count", "inference_count", "execution_count"))
 
     async def connect(self, endpoint: str) -> None:
         self.sockets.seek(endpoint)
@@ -171,3 +206,68 @@ async def test_the_waves_of_a_gateway_that_has_gone_are_settled(bench: Bench) ->
         unread.append(await bench.answer(LAZY, LARGE))
     bench.gateways[LAZY].writer.close()
     await bench.until_settled(*unread)
+
+
+async def test_each_request_of_a_settled_wave_is_counted_once(bench: Bench) -> None:
+    reading = asyncio.create_task(bench.gateways[QUICK].read_all())
+    bench.execute([await bench.send(QUICK, 8, count=3), await bench.send(QUICK, 8, count=1)])
+    bench.execute([await bench.send(QUICK, 8, count=2)])
+    await bench.settler.fold()
+    assert await bench.counted() == (6, 6, 2)
+    assert await bench.log.range(QUEUE) == []
+    reading.cancel()
+
+
+@pytest.mark.parametrize("how_many", [1, 3])
+async def test_requests_of_burst_waves_are_counted_by_who_settles_them(bench: Bench, how_many: int) -> None:
+    """A new owner has burst them after they were executed, and settles one of them itself."""
+    reading = asyncio.create_task(bench.gateways[QUICK].read_all())
+    sent = [await bench.send(QUICK, 8, count=3) for _ in range(3)]
+    bench.execute(sent)
+    ids = [await bench.burst(one) for one in sent[:how_many]]
+    elsewhere = {"success_count": 1, "inference_count": 1, "execution_count": 1}
+    assert await bench.log.settle("m", [(ids[0][1], 1)], (STATISTICS, elsewhere), []) == [True]
+    await bench.settler.settled()
+    assert await bench.counted() == (9, 9, 2)
+    assert await bench.log.pending("m") == (0, 0)
+    reading.cancel()
+
+
+async def test_an_executor_that_is_killed_has_counted_only_what_it_has_settled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed when it has heard that a wave was burst: the wave's requests run again elsewhere."""
+    reading = asyncio.create_task(bench.gateways[QUICK].read_all())
+    kept, lost = [await bench.send(QUICK, 8, count=3) for _ in range(2)]
+    bench.execute([kept, lost])
+    ids = await bench.burst(lost)
+
+    async def killed(*_: object) -> list[int]:
+        return await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.log, "unsettled", killed)
+        await bench.settler.fold()
+        bench.tasks.cancel()
+    assert await bench.counted() == (3, 3, 1)
+    elsewhere = {"success_count": 3, "inference_count": 3, "execution_count": 1}
+    assert await bench.log.settle("m", [(one, 1) for one in ids], (STATISTICS, elsewhere), []) == [True] * 3
+    assert await bench.counted() == (6, 6, 2)
+    reading.cancel()
+
+
+async def test_waves_are_counted_when_their_replies_have_left(bench: Bench) -> None:
+    """Until then they would run again, and be counted again, if this executor were killed."""
+    unread = []
+    while bench.sockets.mark(LAZY) is None:
+        unread.append(await bench.send(LAZY, LARGE))
+        bench.execute(unread[-1:])
+    await bench.settler.fold()
+    settled = [await bench.waiting(one.entry_id) == [False] for one in unread]
+    assert not all(settled)
+    assert (await bench.counted())[0] == sum(settled)
+    reading = asyncio.create_task(bench.gateways[LAZY].read_all())
+    await bench.until_settled(*[one.entry_id for one in unread])
+    await bench.settler.fold()
+    assert await bench.counted() == (len(unread),) * 3
+    reading.cancel()

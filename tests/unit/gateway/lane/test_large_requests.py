@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import DeadlineExceeded, LogUnavailable, ResourceExhausted
 from charonia.eventlog.payload_slots import SlotPool
-from charonia.eventlog.port import Reply
+from charonia.eventlog.port import EndedWave, Reply
 from charonia.facts.events import ProcessJoined
 from charonia.inference import InferenceResponse
 from charonia.wire import FIELD_WAVE, pack_wave_reply, records_of, reply_meta, unpack_request
@@ -61,7 +61,8 @@ def execute(bench: LaneBench, sent: SentWave) -> None:
 
     async def end() -> None:
         replies = [Reply(keys.replies(GATEWAY), [FIELD_WAVE, reply])]
-        assert bench.log.waves.end(sent.stream, [sent.entry_id], replies, lambda _: None)
+        counted = (keys.statistics(MODEL, 1, "hash"), {})
+        assert bench.log.waves.end([EndedWave(sent.stream, sent.entry_id)], counted, replies, lambda _: None)
 
     bench.run(end())
     bench.settle()
