@@ -53,6 +53,8 @@ from .quarantine import Quarantine, SuspectNote
 _log = logging.getLogger(__name__)
 
 _PAGE = 500
+_SETTLES_NS = 5_000_000_000
+"""An executor that has not settled the waves of a batch so long after their end does not settle them any more."""
 _RECORDED = FLAG_JOB | FLAG_JOURNALLED
 
 
@@ -361,6 +363,7 @@ class DispatchedBatches:
         batch = self._batches.get(fact.batch_id)
         if batch is None or not batch.is_burst or _are_settled(batch):
             return False
+        batch.sent_ns = monotonic_ns()
         self._put_off[fact.batch_id] = fact
         return True
 
@@ -423,11 +426,15 @@ class DispatchedBatches:
             batch.sent_ns = monotonic_ns()
 
     def older_than(self, age_ns: int) -> dict[str, list[str]]:
-        """By executor of another process, the batches it has had for at least this long."""
-        before_ns = monotonic_ns() - age_ns
+        """By executor of another process, the batches it has had for at least this long, without those whose end was
+        put off just now.
+        """
+        now_ns = monotonic_ns()
+        before_ns = now_ns - age_ns
+        put_off_ns = min(before_ns, now_ns - _SETTLES_NS)
         found: dict[str, list[str]] = {}
         for batch_id, batch in self._batches.items():
-            if 0 < batch.sent_ns <= before_ns:
+            if 0 < batch.sent_ns <= (put_off_ns if batch_id in self._put_off else before_ns):
                 found.setdefault(batch.executor, []).append(batch_id)
         return found
 

@@ -442,9 +442,10 @@ class WaveSettler:
             _log.warning("%d requests of %d waves were settled by others first", late, len(answered))
 
     async def _settle_requests(self, one: _Answered, increments: dict[str, int], runs: dict[str, int]) -> int:
-        """Settle a wave's unsettled requests, count them and report them to their owner; return how many there were."""
+        """Settle a wave's unsettled requests and count them; return how many there were. Report to their owner which
+        have ended, also those that others have settled; the rest runs again, as a later attempt.
+        """
         model, wave, ids = one.header.model, one.wave, one.wave.ids()
-        ended = Reply(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
         whole = counters.share_of(increments, one.ended.succeeded, one.ended.rows) | runs
         won: list[bool] = []
 
@@ -453,13 +454,20 @@ class WaveSettler:
             won = []
             if any(attempt >= 0 for attempt in await self._log.unsettled(model, ids)):
                 requests = [(request_id, 1) for request_id in ids]
-                won = await self._log.settle(model, requests, (one.key, whole) if whole else None, [], [ended])
+                won = await self._log.settle(model, requests, (one.key, whole) if whole else None, [])
 
         await insist(settle, "the requests of a wave that was burst cannot be settled")
         if any(won) and not all(won):
             count = min(sum(won), one.ended.succeeded)
             part = counters.share_of(increments, count, count * wave.rows) | runs
             await insist(lambda: self._log.add_statistics(one.key, part), "statistics cannot be added")
+
+        async def report() -> None:
+            attempts = await self._log.unsettled(model, ids)
+            if ended := [request_id for request_id, attempt in zip(ids, attempts, strict=True) if attempt < 0]:
+                await self._log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ended)))])
+
+        await insist(report, "the end of the requests of a wave that was burst cannot be reported")
         return sum(won)
 
     async def settled(self) -> None:

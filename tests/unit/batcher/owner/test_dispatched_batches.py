@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from batcher.entries.carriers import Carried, CarrierEntry
+from batcher.entries.carriers import Carried, CarrierEntry, carried_of
 from batcher.owner.dispatched_batches import DispatchedBatches
 from batcher.owner.quarantine import Quarantine
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import RequestQueued
 from charonia.errors import InvalidArgument
 from charonia.eventlog import port
+from charonia.facts.events import BatchFinished
 
 
 class Log:
@@ -115,6 +116,34 @@ async def test_a_former_owners_batch_counts_as_sent(owner: Owner) -> None:
     assert owner.dispatched.older_than(0) == {"a": ["old-1"]}
     owner.dispatched.close()
     assert "old-1" not in owner.dispatched
+
+
+async def test_the_end_of_burst_waves_waits_for_their_requests(owner: Owner) -> None:
+    dispatched, requests = owner.dispatched, [request(1), request(2)]
+    dispatched.restore("old-1", "a", requests, is_burst=True)
+    dispatched.restore("old-2", "a", [request(3)])
+    assert dispatched.older_than(0) == {"a": ["old-1", "old-2"]}
+    fact = BatchFinished("a", "old-1")
+    assert not dispatched.puts_off(BatchFinished("a", "old-2"))
+    assert not dispatched.puts_off(BatchFinished("a", "unknown"))
+    assert dispatched.puts_off(fact)
+    assert dispatched.older_than(0) == {"a": ["old-2"]}, "its requests are being settled"
+    carried_of(requests[0]).settled = True
+    assert dispatched.take_put_off() == []
+    carried_of(requests[1]).settled = True
+    assert dispatched.take_put_off() == [fact]
+    assert dispatched.take_put_off() == []
+    assert not dispatched.puts_off(fact)
+
+
+async def test_burst_waves_of_a_lost_executor_are_not_waited_for(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner.dispatched, "came_back", lambda *_: None)
+    one = request(1)
+    owner.dispatched.restore("old-1", "a", [one], is_burst=True)
+    assert owner.dispatched.puts_off(BatchFinished("a", "old-1"))
+    owner.dispatched.lose("a", "it was lost")
+    carried_of(one).settled = True
+    assert owner.dispatched.take_put_off() == []
 
 
 async def test_a_batch_that_is_given_up_before_it_enters_quarantine_never_does(owner: Owner) -> None:

@@ -15,6 +15,7 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.eventlog.payloads import PayloadDirectory
+from charonia.facts.events import RequestsEnded, facts_of
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
 from charonia.wire import BatchHeader, Wave, pack_wave_reply, reply_meta, request_meta, unpack_wave, wave_head
@@ -113,6 +114,15 @@ class Bench:
         ids = sent.wave.ids()
         assert await self.log.waves.burst("m", QUEUE, sent.entry_id, [(one, 1) for one in ids], [b"r", b"records"])
         return ids
+
+    async def ended(self) -> set[bytes]:
+        """The requests of which the owner is told that they have ended."""
+        found: set[bytes] = set()
+        for entry in await self.log.range(keys.facts("m")):
+            for fact in facts_of(entry):
+                if isinstance(fact, RequestsEnded):
+                    found |= {fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)}
+        return found
 
     async def counted(self) -> tuple[int, int, int]:
         """Successful requests, their rows, and executions."""
@@ -230,6 +240,21 @@ async def test_requests_of_burst_waves_are_counted_by_who_settles_them(bench: Be
     await bench.settler.settled()
     assert await bench.counted() == (9, 9, 2)
     assert await bench.log.pending("m") == (0, 0)
+    assert await bench.ended() == {one for burst in ids for one in burst}
+    reading.cancel()
+
+
+async def test_requests_that_run_again_are_not_reported_as_ended(bench: Bench) -> None:
+    """A new owner has begun another attempt of them; its executor settles them."""
+    reading = asyncio.create_task(bench.gateways[QUICK].read_all())
+    sent = await bench.send(QUICK, 8, count=3)
+    bench.execute([sent])
+    ids = await bench.burst(sent)
+    token = await bench.log.take_ownership("m", "heir", "")
+    assert await bench.log.begin_attempt("m", token, ids[:2], 2) == [True, True]
+    await bench.settler.settled()
+    assert await bench.ended() == {ids[2]}
+    assert await bench.counted() == (1, 1, 1)
     reading.cancel()
 
 
