@@ -159,11 +159,11 @@ async def test_a_model_that_is_unloaded_meanwhile_is_not_loaded_to_agree_with_ot
         await two.bring(brought)
         async with two.executor("e-2", repository, "m") as second:
             deployment = second.service._deployment
-            lock = deployment._lock("m")
+            lock = deployment.lock("m")
             await lock.acquire()  # an earlier load is under way
-            deployment.hear(ProcessLeft("executor", "e-1", "lost"))
+            deployment.agreement.hear(ProcessLeft("executor", "e-1", "lost"))
             tasks = []
-            for work in (deployment.unload("m"), deployment.agree("m")):
+            for work in (deployment.unload("m"), deployment.agreement.agree("m")):
                 tasks.append(asyncio.ensure_future(work))
                 while len(lock._waiters or ()) < len(tasks):
                     await asyncio.sleep(0)
@@ -268,7 +268,7 @@ async def test_what_an_executor_reports_after_its_loss_was_reported_does_not_cou
         await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(late)])
         await two.until_served("e-2", of_repository)
         assert await two.request("load") == {"e-2": ""}
-        assert not second.service._deployment._elsewhere.of("m")
+        assert not second.service._deployment.agreement._elsewhere.of("m")
 
 
 async def test_a_model_is_served_when_no_executor_with_its_files_comes_back_in_a_new_log(
