@@ -355,6 +355,7 @@ class ExecutorService:
         self._repository.abandon()
         self._tasks.cancel()
         await self._control.close()  # which starts tasks
+        await self._deployment.agreement.close()
         await self._tasks.close()
 
     # -- control ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Keeps what one executor serves in agreement with other executors: no two may serve different files as one model.
 
 `overrides_elsewhere` knows the overrides of load requests that others serve (R24, R25); `deployment` loads and unloads.
+A load that fails is tried again after a while (`lifecycle.retry_delay_s`), for as long as it is wanted.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from charonia.errors import CharoniaError, LogUnavailable
+from charonia.errors import CharoniaError, LogUnavailable, as_error
 from charonia.eventlog.port import Leases
 from charonia.facts.events import Fact, ModelExcluded, ModelRequested
 from charonia.models.names import name_of
-from charonia.tasks import insist
+from charonia.tasks import Tasks, insist
 from executors.announcing import Announcer
 from executors.loading.composing_models import Composition
 from executors.loading.placement_rules import NotPlacedHere
 from executors.running.instance_pool import LoadedVersion
 
-from .lifecycle import Lifecycle, Override
+from .lifecycle import Lifecycle, Override, retry_delay_s
 from .overrides_elsewhere import OverridesElsewhere
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,17 @@ class Agreement:
         """Models that others serve from files of a load request which this executor was not there for."""
         self._outlived: set[str] = set()
         """Models served from files of a load request although a later load, which ended these files, failed here."""
+        self._retries: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        """By model that could not be loaded to agree: how many times it failed, and the timer of the next load."""
+        self._tasks = Tasks()
+        self._closed = False
+
+    async def close(self) -> None:
+        """Try no failed load again; cancel those in progress."""
+        self._closed = True
+        for model in list(self._retries):
+            self._end_retries(model)
+        await self._tasks.close()
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
@@ -89,14 +101,20 @@ class Agreement:
 
     def loaded(self, model: str, *, ends_files: bool) -> None:
         """Notes a load that succeeded. `ends_files`: a client requested it, and it brought nothing."""
-        self.unloaded(model)
+        self._forget(model)
         if ends_files:
             self._elsewhere.end_files(model)
 
     def unloaded(self, model: str) -> None:
         """Notes that a model was unloaded as a whole."""
+        if model in self._retries:
+            _log.info("%s is unloaded: its load is not tried again", model)
+        self._forget(model)
+
+    def _forget(self, model: str) -> None:
         self._left_to_others.discard(model)
         self._outlived.discard(model)
+        self._end_retries(model)
 
     def outlived(self, model: str) -> None:
         """Notes that a load which ended a request's files failed: they are served until another executor serves the
@@ -163,11 +181,14 @@ class Agreement:
     # -- agreeing -----------------------------------------------------------------------------------------------------
 
     async def agree(self, model: str) -> None:
-        """Serve what other executors serve, after one of them changed."""
+        """Serve what other executors serve, after one of them changed. A load that fails is tried again later."""
         if model in self._outlived:
             await self.end_outlived(model)
         elif self.differs(model):
             await self._load_as_others(model)
+        elif model in self._retries:
+            _log.info("%s agrees with other executors again: its load is not tried again", model)
+            self._end_retries(model)
 
     def differs(self, model: str) -> bool:
         """Whether a load would bring a model closer to what other executors serve."""
@@ -179,10 +200,32 @@ class Agreement:
         try:
             await self._loads.load(model, None, to_agree=True)
         except NotPlacedHere as error:
+            self._end_retries(model)
             _log.warning("%s is not served here any more: %s", model, error)
             await self._composition.loaded(model)
-        except CharoniaError as error:
-            _log.error("failed to load %s: %s", model, error)
+        except Exception as error:
+            self._retry(model, error)
+
+    def _retry(self, model: str, error: Exception) -> None:
+        """Load a model again after a while: the reason may pass, as a lack of memory does, and no change may follow."""
+        if self._closed:
+            _log.error("failed to load %s: %s", model, as_error(error))
+            return
+        failures = self._retries[model][0] + 1 if model in self._retries else 1
+        self._end_retries(model)
+        delay_s = retry_delay_s(failures)
+        unexpected = None if isinstance(error, CharoniaError) else error
+        text = "failed to load %s, trying again in %g s: %s"
+        _log.error(text, model, delay_s, as_error(error), exc_info=unexpected)
+        timer = asyncio.get_running_loop().call_later(delay_s, self._load_again, model)
+        self._retries[model] = failures, timer
+
+    def _load_again(self, model: str) -> None:
+        self._tasks.spawn(self.agree(model), f"load {model} again")
+
+    def _end_retries(self, model: str) -> None:
+        if model in self._retries:
+            self._retries.pop(model)[1].cancel()
 
     async def end_outlived(self, model: str) -> None:
         """Unload files of a load request that were `outlived` once another executor serves the repository's instead."""

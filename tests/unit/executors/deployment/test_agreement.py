@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+from virtual_time import MemoryLoop
 
-from charonia.errors import CharoniaError
+from charonia.errors import InternalError, Unavailable
 from charonia.facts.events import Fact, ModelExcluded, ModelRequested, ProcessJoined, ProcessLeft, VersionLoaded
 from executors.deployment.agreement import Agreement
 from executors.deployment.lifecycle import Lifecycle
@@ -16,12 +17,13 @@ from executors.loading.placement_rules import NotPlacedHere
 
 FILES = VersionLoaded("other", "m", 1, "brought", 1, b"", override_id="early")
 LOST = ProcessLeft("executor", "other", "lost")
+FULL = Unavailable("the disk is full")
 
 
 class Executor:
     """The parts of an executor that `Agreement` calls. `results` are those of its loads, None for a success."""
 
-    def __init__(self, *results: CharoniaError | None) -> None:
+    def __init__(self, *results: Exception | None) -> None:
         self.results = list(results)
         self.happened: list[str] = []
         self._lock = asyncio.Lock()
@@ -102,3 +104,76 @@ async def test_ensembles_are_tried_where_a_model_is_placed_elsewhere() -> None:
     await executor.leaves()
     await executor.hear(LOST)
     assert executor.happened[2:] == ["load m", "ensembles with m are tried"]
+
+
+def attempts(executor: Executor) -> int:
+    return executor.happened.count("load m")
+
+
+@pytest.fixture
+def loop() -> Iterator[MemoryLoop]:
+    made = MemoryLoop()
+    yield made
+    made.close()
+
+
+def lost_by_others(loop: MemoryLoop, *results: Exception | None) -> Executor:
+    """An executor that takes `m` over, with the results of its loads."""
+    executor = Executor(*results)
+    loop.run_until_complete(executor.leaves())
+    loop.run_until_complete(executor.hear(LOST))
+    assert attempts(executor) == 1
+    return executor
+
+
+def test_a_load_that_fails_is_tried_again_at_growing_intervals(
+    loop: MemoryLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = lost_by_others(loop, InternalError("no memory"), RuntimeError("can't start new thread"), FULL, None)
+    for number, delay_s in enumerate((5, 10, 20), start=1):
+        assert f"failed to load m, trying again in {delay_s} s: " in caplog.text
+        loop.advance(delay_s - 0.5)
+        assert attempts(executor) == number
+        loop.advance(0.5)
+        assert attempts(executor) == number + 1
+    loop.advance(10_000)
+    assert attempts(executor) == 4, "it is served"
+
+
+def test_what_is_unloaded_is_not_tried_again(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL, FULL, None)
+    executor.agreement.unloaded("m")
+    loop.advance(10_000)
+    assert attempts(executor) == 1
+    loop.run_until_complete(executor.leaves())
+    loop.run_until_complete(executor.hear(LOST))
+    loop.advance(5)
+    assert attempts(executor) == 3, "the delays begin again"
+
+
+def test_what_another_executor_serves_again_is_not_tried_again(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL)
+    loop.run_until_complete(executor.hear(ProcessJoined("executor", "other"), FILES))
+    loop.advance(10_000)
+    assert attempts(executor) == 1
+
+
+def test_a_change_is_not_kept_waiting_by_the_next_try(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL, None)
+    loop.run_until_complete(executor.agreement.agree("m"))
+    loop.advance(10_000)
+    assert attempts(executor) == 2
+
+
+def test_what_is_placed_elsewhere_is_not_tried_again(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL, NotPlacedHere("another pool"))
+    loop.advance(10_000)
+    assert attempts(executor) == 2
+
+
+def test_an_executor_that_stops_tries_nothing_again(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL, FULL)
+    loop.run_until_complete(executor.agreement.close())
+    loop.run_until_complete(executor.agreement.agree("m"))  # a change came last
+    loop.advance(10_000)
+    assert attempts(executor) == 2
