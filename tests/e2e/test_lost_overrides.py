@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,10 @@ import tritonclient.http as httpclient
 from e2e_asking import client, inputs
 from e2e_models import SCALING_IO, WIDTH, python
 from e2e_parts import Part, parts_over_a_log
+
+from charonia.eventlog.control import folded_control
+from charonia.eventlog.redis import open_log
+from charonia.facts.events import ProcessLeft
 
 SCALING = """
 import os
@@ -37,6 +42,24 @@ def answer(gateway: Part) -> list[float]:
         return list(asking.infer("m", inputs("http", INPUT0=X)).as_numpy("OUTPUT0")[0])
 
 
+async def until_its_requests_wait(log_url: str, executor: str) -> None:
+    """Until the requests for `m` would wait if this executor were lost. One that is lost before it has written anything
+    since a younger one joined counts as succeeded by that one.
+    """
+    log = open_log(log_url)
+    await log.open()
+    try:
+        async with asyncio.timeout(60):
+            held: object = None
+            while not held:
+                catalog = await folded_control(log)
+                catalog.apply(ProcessLeft("executor", executor, "lost"))
+                held = catalog.held("m")
+                await asyncio.sleep(0.01)
+    finally:
+        await log.close()
+
+
 @pytest.mark.long
 def test_a_model_is_taken_over_although_memory_is_short_at_first(tmp_path: Path) -> None:
     short = tmp_path / "memory_is_short"
@@ -55,7 +78,8 @@ def test_a_model_is_taken_over_although_memory_is_short_at_first(tmp_path: Path)
             asking.load_model("m", config=json.dumps(config), files={"file:1/model.py": brought})
         assert answer(gateway) == [15] * WIDTH
         second = parts.start("executor", "second", *flags)
-        second.until_says("m is not loaded here: executor .* serves files of a load request")
+        left = second.until_says(r"m is not loaded here: executor (\S+) serves files of a load request")
+        asyncio.run(until_its_requests_wait(parts.log_url, left[1]))
         short.touch()
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
