@@ -149,7 +149,7 @@ class ExecutorService:
         self._directory.tidy()
 
     def _await_others(self) -> None:
-        self._tasks.spawn(self._deployment.await_others(), "executors of a new log")
+        self._tasks.spawn(self._deployment.agreement.await_others(), "executors of a new log")
 
     def _make_membership(self, log_settings: LogSettings) -> Membership:
         settings = self._settings
@@ -268,7 +268,7 @@ class ExecutorService:
         while entries := await self._log.range(keys.CONTROL, last):
             last = entries[-1].id
             for fact in (fact for entry in entries for fact in facts_of(entry)):
-                self._deployment.hear(fact)
+                self._deployment.agreement.hear(fact)
         return last
 
     def _report(self) -> str:
@@ -355,6 +355,7 @@ class ExecutorService:
         self._repository.abandon()
         self._tasks.cancel()
         await self._control.close()  # which starts tasks
+        await self._deployment.agreement.close()
         await self._tasks.close()
 
     # -- control ------------------------------------------------------------------------------------------------------
@@ -364,10 +365,10 @@ class ExecutorService:
             for fact in facts_of(entry):
                 self.membership.hear(fact)
                 if self._settings.model_control_mode == EXPLICIT:
-                    for model in self._deployment.hear(fact):
-                        self._tasks.spawn(self._deployment.agree(model), f"agree on {model}")
+                    for model in self._deployment.agreement.hear(fact):
+                        self._tasks.spawn(self._deployment.agreement.agree(model), f"agree on {model}")
                 if isinstance(fact, ModelRequested):
-                    self._deployment.requested(fact)
+                    self._deployment.agreement.requested(fact)
                     self._tasks.spawn(self._answer(fact))
                 elif isinstance(fact, ModelExcluded) and fact.executor != self._executor:
                     if self._lifecycle.override(fact.model) is not None:

@@ -1,7 +1,8 @@
 """Loads and unloads the versions that an executor serves, one operation per model at a time, and announces them.
 
-`executors.deployment.lifecycle` decides what to change, `executors.loading.loader` makes the instances. On a reload the
-new instances work before the old ones stop taking batches, and the old ones finish theirs (R22).
+`executors.deployment.lifecycle` decides what to change, `executors.loading.loader` makes the instances, and
+`executors.deployment.agreement` heeds what other executors serve. On a reload the new instances work before the old
+ones stop taking batches, and the old ones finish theirs (R22).
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
-from charonia.facts.events import Fact, ModelExcluded, ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionLoaded
 from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
-from charonia.models.names import name_of
-from charonia.tasks import Tasks, insist
+from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.loading.composing_models import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
@@ -35,9 +35,9 @@ from executors.running.instance_pool import Hung, LoadedVersion
 from executors.settling.settlement import increments
 from protos.model_config_pb2 import ModelConfig
 
+from .agreement import Agreement
 from .directories import Directories, Selection
 from .lifecycle import NO_VERSION, Lifecycle, LoadModel, Override, load_failure
-from .overrides_elsewhere import OverridesElsewhere
 from .retirement import Retirement
 
 _log = logging.getLogger(__name__)
@@ -95,17 +95,20 @@ class Deployment:
         """Awaited before it is announced that a version, or some of its instances, leaves (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
         """The models that are loaded on demand (`on_demand`), in memory or not."""
-        self._elsewhere = OverridesElsewhere(executor)
-        self._elsewhere_changed = asyncio.Event()
-        self._lost_within_s = lost_within_s
-        self._left_to_others: set[str] = set()
-        """Models that others serve from files of a load request which this executor was not there for."""
-        self._outlived: set[str] = set()
-        """Models served from files of a load request although a later load, which ended these files, failed here."""
+        self.agreement = Agreement(
+            *(log, executor),
+            serving=self.serving,
+            lifecycle=lifecycle,
+            announcer=announcer,
+            composition=self._composition,
+            loads=self,
+            lost_within_s=lost_within_s,
+        )
         self._loading: dict[str, Override | None] = {}
         """The overrides of the models that are loaded now."""
 
-    def _lock(self, model: str) -> asyncio.Lock:
+    def lock(self, model: str) -> asyncio.Lock:
+        """Held while a model is loaded or unloaded."""
         return self._locks.setdefault(model, asyncio.Lock())
 
     def find(self, model: str, version: int) -> LoadedVersion | None:
@@ -175,7 +178,7 @@ class Deployment:
     async def load(self, model: str, request: ModelRequested | None, *, to_agree: bool = False) -> None:
         """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62).
 
-        `to_agree`: only if it differs from what other executors serve once its turn has come (`agree`).
+        `to_agree`: only if it differs from what other executors serve once its turn has come (`Agreement`).
         """
         if request is not None:
             self._composition.chosen(model)
@@ -185,8 +188,7 @@ class Deployment:
             self._failed[model] = error
             self._composition.failed(model)
             self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
-            if model in self._outlived:
-                await self._end_outlived(model)
+            await self.agreement.end_outlived(model)
             raise
         if loaded is None:
             return
@@ -196,17 +198,17 @@ class Deployment:
         if loaded:
             _log.info("loaded %s, versions %s", model, self._lifecycle.ready_versions(model))
             await self._composition.loaded(model)
-        await self.agree(model)  # others may have changed meanwhile
+        await self.agreement.agree(model)  # others may have changed meanwhile
 
     async def _load(self, model: str, request: ModelRequested | None, *, to_agree: bool) -> bool | None:
         """Whether a version was loaded; None where there was nothing to agree on."""
-        async with self._lock(model):
-            if to_agree and not self._differs(model):
+        async with self.lock(model):
+            if to_agree and not self.agreement.differs(model):
                 return None  # an unload came first
             kept = self._lifecycle.override(model)
             override = await self._directories.override(model, request, kept)
             if override is None:
-                override = await self._of_others(model, request)
+                override = await self.agreement.override(model, request)
             self._loading[model] = override
             try:
                 directory = await asyncio.to_thread(self._directories.find, model, override)
@@ -219,125 +221,16 @@ class Deployment:
                     await asyncio.to_thread(overrides.remove, override.directory)
                 brought = kept is not None and kept.directory is not None
                 if brought and override is None and isinstance(error, CharoniaError):
-                    self._outlived.add(model)
+                    self.agreement.outlived(model)
                 raise
             finally:
                 del self._loading[model]
-            self._left_to_others.discard(model)
-            self._outlived.discard(model)
-            if request is not None and override is None:
-                self._elsewhere.end_files(model)
+            self.agreement.loaded(model, ends_files=request is not None and override is None)
             if override is not kept:
                 self._lifecycle.set_override(model, override)
                 if kept is not None and kept.directory is not None:
                     self._retirement.discard_after(model, kept.directory)
         return loaded
-
-    # -- overrides of load requests, and other executors (R24, R25) ---------------------------------------------------
-
-    def requested(self, request: ModelRequested) -> None:
-        """Notes a request that this executor carries out, before it is carried out."""
-        self._elsewhere.requested(request)
-
-    def hear(self, fact: Fact) -> Collection[str]:
-        """Folds a control fact; returns the models to `agree` on."""
-        changed = self._elsewhere.apply(fact)
-        if changed:
-            self._elsewhere_changed.set()
-            self._elsewhere_changed = asyncio.Event()
-        return changed
-
-    async def await_others(self) -> None:
-        """Called when the log is a new one: no process reports as lost an executor that does not come back in it."""
-        await asyncio.sleep(self._lost_within_s)
-
-        async def look() -> None:
-            for executor in self._elsewhere.executors():
-                await self._is_alive(executor)
-
-        await insist(look, "the leases of executors cannot be read")
-        for model in list(self._left_to_others):
-            await self.agree(model)
-
-    async def _is_alive(self, executor: str) -> bool:
-        """Whether another executor has a lease. If not, what it serves no longer counts. Raises `LogUnavailable`."""
-        (is_alive,) = await self._log.alive("executor", [executor])
-        if not is_alive:
-            self._elsewhere.presume_lost(executor)
-        return is_alive
-
-    async def _of_others(self, model: str, request: ModelRequested | None) -> Override | None:
-        """The override to load a model with that other executors serve with one which is not known here.
-
-        A configuration is taken over. Files cannot be had any more: a load that no client requested is left to those
-        executors, and raises `NotPlacedHere`; one that a client requested ends these files there, too.
-        """
-        left = model in self._left_to_others  # `agree` is called when an executor with its files is lost
-        if request is None and not left and self._elsewhere.of(model) is not None:
-            await self._outwait_lost(model)
-        other = self._elsewhere.of(model)
-        if other is None:
-            return None
-        if other.override_config:
-            return Override(other.override_config, request_id=other.override_id)
-        if request is not None:
-            return None
-        reason = f"executor {other.executor} serves files of a load request that came before this executor started"
-        if not left:
-            self._left_to_others.add(model)
-            await self._leave(model, reason)
-        raise NotPlacedHere(f"{reason}; load '{name_of(model)}' again to serve it here")
-
-    async def _outwait_lost(self, model: str) -> None:
-        """Wait until the executors with an override are known to live: one that is lost, as the predecessor of this one
-        may be, has taken its overrides along. Where all processes were lost, those that report it may start later.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._lost_within_s):
-                while self._elsewhere.of(model) is not None:
-                    await self._elsewhere_changed.wait()
-        with contextlib.suppress(LogUnavailable):
-            while (other := self._elsewhere.of(model)) is not None and not await self._is_alive(other.executor):
-                pass
-
-    async def _leave(self, model: str, reason: str) -> None:
-        """Unload all versions of a model that other executors go on with. Call it with the model's lock."""
-        await self._drop(model)
-        await self._announcer.announce(ModelExcluded(self._executor, model, reason))
-
-    async def agree(self, model: str) -> None:
-        """Serve what other executors serve, after one of them changed: no two may differ in the files of a model."""
-        if model in self._outlived:
-            await self._end_outlived(model)
-        elif self._differs(model):
-            await self._load_as_others(model)
-
-    def _differs(self, model: str) -> bool:
-        """Whether a load would bring a model closer to what other executors serve."""
-        if self._elsewhere.of(model) is None:
-            return model in self._left_to_others
-        return bool(self._lifecycle.ready_versions(model)) and self._lifecycle.override(model) is None
-
-    async def _load_as_others(self, model: str) -> None:
-        try:
-            await self.load(model, None, to_agree=True)
-        except NotPlacedHere as error:
-            _log.warning("%s is not served here any more: %s", model, error)
-            await self._composition.loaded(model)
-        except CharoniaError as error:
-            _log.error("failed to load %s: %s", model, error)
-
-    async def _end_outlived(self, model: str) -> None:
-        """Unload files of a load request once another executor serves the repository's instead."""
-        async with self._lock(model):
-            mine = [loaded.content_hash for (name, _), loaded in self.serving.items() if name == model]
-            if model not in self._outlived or not self._elsewhere.is_of_repository(model, mine):
-                return
-            self._outlived.discard(model)
-            reason = "a load request ended the files that were served here, and the repository's cannot be loaded here"
-            _log.warning("%s is not served here any more: %s", model, reason)
-            await self._leave(model, reason)
-        await self._composition.loaded(model)
 
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
 
@@ -373,11 +266,11 @@ class Deployment:
 
     def is_loading(self, model: str) -> bool:
         """Whether a load or unload of this model is in progress."""
-        return self._lock(model).locked()
+        return self.lock(model).locked()
 
     async def load_ended(self, model: str) -> None:
         """Wait until no load or unload of this model is in progress."""
-        async with self._lock(model):
+        async with self.lock(model):
             pass
 
     async def load_underway(self, model: str) -> bool:
@@ -460,7 +353,7 @@ class Deployment:
         Raises what `load` raises.
         """
         try:
-            async with self._lock(model), self._loads:
+            async with self.lock(model), self._loads:
                 directory = await asyncio.to_thread(self._directories.find, model, None)
                 if is_ensemble(directory.config):
                     return None
@@ -604,14 +497,13 @@ class Deployment:
             await self.unload(part, dependents=True)
 
     async def _unload(self, model: str) -> None:
-        async with self._lock(model):
+        async with self.lock(model):
             self._composition.unloaded(model)  # a load that came before has ended, and may have failed
-            await self._drop(model)
-            self._left_to_others.discard(model)
-            self._outlived.discard(model)
+            await self.drop(model)
+            self.agreement.unloaded(model)
         self._release_copies(model, wanted=False)
 
-    async def _drop(self, model: str) -> None:
+    async def drop(self, model: str) -> None:
         """Unload all versions of a model, and forget what a load request brought. Call it with the model's lock."""
         for version in self._lifecycle.ready_versions(model):
             await self._unload_version(model, version)
@@ -628,7 +520,7 @@ class Deployment:
         """
 
         async def release() -> None:
-            async with self._lock(model):
+            async with self.lock(model):
                 versions = [loaded for (name, _), loaded in self.serving.items() if name == model]
                 # after resizing (R23), its instances may use several copies
                 used = {spec.source.directory for one in versions for spec in one.pool.specs}

@@ -18,6 +18,9 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, Start
 from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
 from charonia.models.names import name_of
 
+_FIRST_RETRY_S = 5.0
+_LAST_RETRY_S = 300.0
+
 NO_VERSION = -1
 """The version in facts and in errors of a model that has no version to load; the index shows none."""
 
@@ -291,6 +294,15 @@ def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidAr
         for version, error in sorted(failures.items())
     )
     return InvalidArgument(f"load failed for model '{model}': {parts}\n")
+
+
+def retry_delay_s(failures: int) -> float:
+    """Seconds until a load is tried again that has failed `failures` times: 5, then twice as long each time, up to 300.
+
+    A failed load may have taken long, and much memory.
+    """
+    doublings = min(failures - 1, 16)  # far beyond the max: a larger power may be no float
+    return min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0**doublings)
 
 
 def _stamp(fingerprint: FileStamps, version: int) -> tuple[str, str, str]:

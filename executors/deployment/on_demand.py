@@ -29,7 +29,7 @@ from executors.settling.checkpoints import end_leaving
 from protos.model_config_pb2 import ModelConfig
 
 from .deployment import Deployment
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, retry_delay_s
 from .memory_budget import MemoryBudget, VersionKey
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 _DESCRIBE_S = 0.5
 _FIRST_PAUSE_S = 0.01
 _LAST_PAUSE_S = 0.2
-_FIRST_RETRY_S = 5.0
-_LAST_RETRY_S = 300.0
 
 
 @dataclass(slots=True)
@@ -253,8 +251,7 @@ class OnDemand:
         announced.failures += 1
         _log.error("failed to load %s version %d on demand: %s", *key, error)
         await self._announcer.announce(self._lifecycle.failed(*key, error))
-        wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (announced.failures - 1))
-        self._tasks.spawn(self._announce_again(announced, wait_s))
+        self._tasks.spawn(self._announce_again(announced, retry_delay_s(announced.failures)))
 
     async def _announce_again(self, announced: AnnouncedVersion, wait_s: float) -> None:
         await asyncio.sleep(wait_s)

@@ -1,7 +1,7 @@
 """Knows which overrides of load requests other executors serve, of requests that this one was not there for. Pure.
 
 An executor that starts reads only what its repository holds. Others may serve a configuration or files that a load
-request brought before (R24, R25). Two executors must not serve different content as one model: `deployment` takes such
+request brought before (R24, R25). Two executors must not serve different content as one model: `agreement` takes such
 a configuration over, and leaves a model whose files it cannot have to the others.
 """
 

@@ -22,9 +22,11 @@ from charonia.facts.events import (
     ModelRequestFinished,
     ProcessJoined,
     ProcessLeft,
+    VersionFailed,
     VersionLoaded,
     pack_fact,
 )
+from executors.deployment import lifecycle
 from protos.model_config_pb2 import ModelConfig
 
 CONFIG = '{"name": "m", "backend": "onnxruntime", "max_batch_size": "16"}'
@@ -63,12 +65,15 @@ class Two:
         await self.log.put_blob("blob", await asyncio.to_thread(path.read_bytes), 60)
         return await self.request("load", config_json=CONFIG, files={f"{version}/model.onnx": "blob"})
 
-    async def report(self, executor: str, *versions: int, config: bytes = b"", leased: bool = True) -> None:
-        """Play an executor that serves files of a request which no other one was there for."""
+    async def report(
+        self, executor: str, *versions: int, config: bytes = b"", override_config: str = "", leased: bool = True
+    ) -> None:
+        """Play an executor that serves files, or a configuration, of a request which no other one was there for."""
         if leased:
             await self.log.beat("executor", executor, 600_000)
         facts: list[Fact] = [ProcessJoined("executor", executor)]
-        facts += [VersionLoaded(executor, "m", number, "other", 1, config, override_id="old") for number in versions]
+        override = {"override_id": "old", "override_config": override_config}
+        facts += [VersionLoaded(executor, "m", number, "other", 1, config, **override) for number in versions]
         await self.log.append(keys.CONTROL, [part for fact in facts for part in (FIELD_FACT, pack_fact(fact))])
 
     async def lost(self, executor: str) -> None:
@@ -152,6 +157,45 @@ async def test_the_repositorys_files_are_served_once_no_executor_has_the_brought
             await two.until_served("e-2", of_repository)
 
 
+async def test_the_load_that_follows_the_loss_is_tried_again_where_it_fails(
+    two: Two, repository: Path, brought: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason may pass, as that of a disk that cannot be read for a moment, and no fact may follow."""
+    monkeypatch.setattr(lifecycle, "_FIRST_RETRY_S", 0.01)
+    file = repository / "m" / "1" / "model.onnx"
+    readable = await asyncio.to_thread(file.read_bytes)
+    async with two.executor("e-1", repository, "m"):
+        of_repository = two.served("e-1")
+        await two.bring(brought)
+        async with two.executor("e-2", repository, "m") as second:
+            await asyncio.to_thread(file.write_bytes, b"cannot be read")
+            await two.lost("e-1")
+            failures = {"executor": "e-2", "model": "m"}
+            assert "parsing failed" in (await second.control.fact(VersionFailed, **failures)).message
+            assert two.served("e-2") == {}
+            await asyncio.to_thread(file.write_bytes, readable)
+            await two.until_served("e-2", of_repository)
+    assert "failed to load m, trying again in 0.01 s: " in caplog.text
+
+
+async def test_a_configuration_is_taken_over_although_its_load_failed_first(
+    two: Two, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_FIRST_RETRY_S", 0.01)
+    file = repository / "m" / "1" / "model.onnx"
+    readable = await asyncio.to_thread(file.read_bytes)
+    async with two.executor("e-2", repository, "m") as second:
+        before = two.served("e-2")
+        await asyncio.to_thread(file.write_bytes, b"cannot be read")
+        await two.report("e-1", 1, override_config=CONFIG)
+        await second.control.fact(VersionFailed, executor="e-2", model="m")
+        assert two.served("e-2") == before
+        await asyncio.to_thread(file.write_bytes, readable)
+        async with asyncio.timeout(30):
+            while second.service._deployment.serving["m", 1].source.config.max_batch_size != 16:
+                await asyncio.sleep(0.001)
+
+
 async def test_a_model_that_is_unloaded_meanwhile_is_not_loaded_to_agree_with_others(
     two: Two, repository: Path, brought: Path
 ) -> None:
@@ -159,11 +203,11 @@ async def test_a_model_that_is_unloaded_meanwhile_is_not_loaded_to_agree_with_ot
         await two.bring(brought)
         async with two.executor("e-2", repository, "m") as second:
             deployment = second.service._deployment
-            lock = deployment._lock("m")
+            lock = deployment.lock("m")
             await lock.acquire()  # an earlier load is under way
-            deployment.hear(ProcessLeft("executor", "e-1", "lost"))
+            deployment.agreement.hear(ProcessLeft("executor", "e-1", "lost"))
             tasks = []
-            for work in (deployment.unload("m"), deployment.agree("m")):
+            for work in (deployment.unload("m"), deployment.agreement.agree("m")):
                 tasks.append(asyncio.ensure_future(work))
                 while len(lock._waiters or ()) < len(tasks):
                     await asyncio.sleep(0)
@@ -268,7 +312,7 @@ async def test_what_an_executor_reports_after_its_loss_was_reported_does_not_cou
         await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(late)])
         await two.until_served("e-2", of_repository)
         assert await two.request("load") == {"e-2": ""}
-        assert not second.service._deployment._elsewhere.of("m")
+        assert not second.service._deployment.agreement._elsewhere.of("m")
 
 
 async def test_a_model_is_served_when_no_executor_with_its_files_comes_back_in_a_new_log(

@@ -103,7 +103,7 @@ OVER_ONE_SERVER = {
             "hostile_models",
             "http2",
         ),
-        *("inprocess", "inprocess_lives", "prefill_decode", "trtllm_tensors"),
+        *("inprocess", "inprocess_lives", "lost_overrides", "prefill_decode", "trtllm_tensors"),
         *("instances", "large_tensors", "load", "metrics", "namespaces", "prompt_routing", "releases", "replay"),
         "rolling_upgrade",
         *("openai_api", "openai_tasks", "openai_tenants", "openapi", "processes"),

@@ -17,6 +17,7 @@ from executors.deployment.lifecycle import (
     UnloadModel,
     load_failure,
     poll_failure,
+    retry_delay_s,
 )
 
 
@@ -209,3 +210,8 @@ def test_a_name_at_start_up_means_every_model_that_has_it() -> None:
         lifecycle.loading(key, 1)
     assert lifecycle.keys("m") == ["/a::m", "/b::m"]
     assert poll_failure("/a::m").message == "failed to load 'm', failed to poll from model repository"
+
+
+def test_a_failed_load_is_tried_again_at_growing_intervals() -> None:
+    assert [retry_delay_s(failures) for failures in (1, 2, 3, 6, 7)] == [5, 10, 20, 160, 300]
+    assert retry_delay_s(10_000) == 300, "a load that has failed for days is tried as well"
