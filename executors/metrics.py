@@ -7,6 +7,7 @@ cost as much as an execution of a small model. Gateways count requests and their
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ from charonia.facts.usage import (
 )
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies
-from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
+from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS, restarts_family
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
 from charonia.wire import RequestRecord
@@ -111,6 +112,8 @@ class ExecutorMetrics(Collector):
         """Instances and load times in ns of what is loaded here."""
         self._counted: dict[tuple[str, str], None] = {}
         """The versions with Triton's series, in the order of their first loads."""
+        self._restarts: Counter[tuple[str, int]] = Counter()
+        self._joint = joint
         self._usage: dict[tuple[str, str, str], Amounts] = {}
         """By model, version and tenant, since the executor's start."""
         self._tenants: set[str] = set()
@@ -286,6 +289,7 @@ class ExecutorMetrics(Collector):
         totals = self._of(key[0], int(key[1]))
         totals.settled, totals.unawaited, totals.unawaited_ns, totals.unawaited_failures = {}, 0, 0, {}
         totals.added = []
+        self._restarts[(key[0], int(key[1]))] += 1
         if key in self._loads:  # it was loaded again before its unload was read in the log
             self._latencies.begin_anew(key[0], int(key[1]))
             return
@@ -312,6 +316,8 @@ class ExecutorMetrics(Collector):
                 totals = self._of(labels[0], int(labels[1]))
                 family.add_metric(labels, counter.value(totals.settled.get(counter.sums, 0)))
             yield family
+        if self._joint:
+            yield restarts_family(self._restarts)
         yield from self._unawaited()
         yield self._counter("executions", "Model executions", lambda totals: totals.executions)
         yield self._rows_histogram()

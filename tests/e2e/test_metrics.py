@@ -1,19 +1,24 @@
-"""The page of /metrics is what `docs/metrics.md` says: families, types and labels."""
+"""The page of /metrics is what `docs/metrics.md` says: families, types and labels, and when counters begin at 0."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e_asking import until
+from e2e_asking import client, index, on_the_page, post, until
+from e2e_load import ask_scaled
+from e2e_models import scaling
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \| ([\w, ]*)\|", re.MULTILINE)
+COUNTED = ("nv_inference_request_success", "nv_inference_count")
 PARTS_OF_A_VALUE = {"le", "quantile"}
 
 
@@ -61,3 +66,34 @@ def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) 
     assert health("live") == (200, '{"live":true}')
     # the sender of webhooks is started last
     assert until("every part is ready", lambda: (found := health("ready"))[0] == 200 and found)[1] == '{"ready":true}'
+
+
+def test_counters_begin_at_0_after_an_unload_also_where_parts_were_started_again(
+    tmp_path: Path, serve: Callable[..., Any]
+) -> None:
+    scaling(tmp_path / "models", "double", 2)
+    server = serve(tmp_path / "models", "--model-control-mode=explicit", "--load-model=double")
+
+    def ask(count: int) -> None:
+        with client("http", server) as asking:
+            for number in range(count):
+                ask_scaled(asking, "http", "double", 2, number)
+
+    def until_counted(count: int) -> None:
+        series = [f'{name}{{model="double",version="1"}} {count}\n' for name in COUNTED]
+        on_the_page(server, *series)
+
+    ask(3)
+    until_counted(3)
+    for role in ("gateway", "executor+batcher"):
+        (pid,) = server.pids(role)
+        os.kill(pid, signal.SIGKILL)
+        until(f"another {role} runs", lambda role=role, pid=pid: server.pids(role) not in ([], [pid]))
+    server.wait_ready()
+    ask(1)
+    until_counted(4)  # of both, those that were killed too
+    assert post(server, "/v2/repository/models/double/unload")[0] == 200
+    until("it is unloaded", lambda: index(server)["double", "1"].get("reason") == "unloaded")
+    assert post(server, "/v2/repository/models/double/load")[0] == 200
+    ask(2)
+    until_counted(2)

@@ -78,7 +78,7 @@ def test_gauges_go_with_the_version_and_counters_stay() -> None:
 
 
 def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
-    catalog, metrics = Catalog(), ExecutorMetrics(MetricsSettings(summaries=True, histograms=True))
+    catalog, metrics = Catalog(), ExecutorMetrics(MetricsSettings(summaries=True, histograms=True), joint=True)
     metrics.follow(catalog)
     tagged, plain = '{_team="t",model="m",version="1"}', '{model="m",version="1"}'
 
@@ -111,6 +111,7 @@ def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
     metrics.unloaded("m", 1)
     catalog.apply(VersionUnloaded("here", "m", 1))
     assert [found(name) for name in counted] == ["", "", ""]
+    assert found("counter_restarts", plain) == "2.0", "for the page of all parts"
     assert found("charonia_executor_executions_total", plain) == "0.0"
     loaded(metrics)
     assert [found(name) for name in counted] == ["0.0", "0", "0"]
