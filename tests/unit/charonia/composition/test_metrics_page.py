@@ -68,8 +68,11 @@ def union_of(directory: Path) -> MetricsUnion:
     return MetricsUnion(directory, HostMetrics(MetricsSettings(cpu=False)))
 
 
-async def figures(union: MetricsUnion) -> tuple[float, float]:
+async def figures(union: MetricsUnion) -> tuple[float, float] | None:
+    """The sums of requests and of what is pending; None when no part has answered in time."""
     page = (await union.render()).decode()
+    if "# TYPE requests " not in page:
+        return None
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert page.count("# TYPE requests ") == page.count("# TYPE pending ") == 1
     (requests,), (pending,) = families["requests"].samples, families["pending"].samples
@@ -158,8 +161,12 @@ async def test_counters_of_a_version_begin_at_0_when_a_part_has_begun_them_again
     async def counts() -> dict[tuple[str, str], float]:
         page = (await union.render()).decode()
         assert "restarts" not in page, "it is of the parts alone"
-        (family,) = (f for f in text_string_to_metric_families(page) if f.name == "nv_inference_count")
-        return {(one.labels["model"], one.labels.get("namespace", "")): one.value for one in family.samples}
+        return {
+            (sample.labels["model"], sample.labels.get("namespace", "")): sample.value
+            for family in text_string_to_metric_families(page)
+            if family.name == "nv_inference_count"
+            for sample in family.samples
+        }
 
     one.versions = {MODEL: (10, 0), OTHER: (1, 0), SPACED: (5, 0)}
     other.versions = {MODEL: (20, 0), OTHER: (2, 0), SPACED: (6, 0)}
