@@ -7,6 +7,7 @@ cost as much as an execution of a small model. Gateways count requests and their
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from charonia.catalog.catalog import ServedVersion
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.facts.usage import (
     FAILED_INSTANCE_NS,
@@ -30,7 +31,7 @@ from charonia.facts.usage import (
 )
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies
-from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
+from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS, restarts_family
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
 from charonia.wire import RequestRecord
@@ -108,6 +109,11 @@ class ExecutorMetrics(Collector):
         self._tags: dict[tuple[str, int], Mapping[str, str]] = {}
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
+        """Instances and load times in ns of what is loaded here."""
+        self._counted: dict[tuple[str, str], None] = {}
+        """The versions with Triton's series, in the order of their first loads."""
+        self._restarts: Counter[tuple[str, int]] = Counter()
+        self._joint = joint
         self._usage: dict[tuple[str, str, str], Amounts] = {}
         """By model, version and tenant, since the executor's start."""
         self._tenants: set[str] = set()
@@ -257,18 +263,39 @@ class ExecutorMetrics(Collector):
         """A version is served with this many instances; its series exist from now on."""
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
+        self._counted[(model, str(version))] = None
         self._tags[(model, version)] = interface.metric_tags
         self._latencies.add(version, config, model=model)
 
     def unloaded(self, model: str, version: int) -> None:
-        """Drop Triton's series of an unloaded version, as Triton does; our own counters stay."""
+        """Drop the gauges of an unloaded version. Its counters stay until no executor holds it (`follow`)."""
         self._loads.pop((model, str(version)), None)
-        self._tags.pop((model, version), None)
-        self._latencies.drop(model, version)
-        totals = self._totals.get((model, str(version)))
-        if totals is not None:
-            totals.settled, totals.unawaited, totals.unawaited_ns, totals.unawaited_failures = {}, 0, 0, {}
-            totals.added = []
+
+    def follow(self, catalog: Catalog) -> None:
+        """Drop Triton's series of a version when no executor holds it any more, as Triton does, and as gateways and
+        batchers do by the same facts: sums over all parts begin again together. Our own counters stay.
+
+        What makes room for another model is still held (`on_demand`), and so is what another executor serves.
+        """
+
+        def changed(model: str) -> None:
+            held = catalog.held(model)
+            for key in [key for key in self._counted if key[0] == model and int(key[1]) not in held]:
+                self._forget(key)
+
+        catalog.listeners.append(changed)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        totals = self._of(key[0], int(key[1]))
+        totals.settled, totals.unawaited, totals.unawaited_ns, totals.unawaited_failures = {}, 0, 0, {}
+        totals.added = []
+        self._restarts[(key[0], int(key[1]))] += 1
+        if key in self._loads:  # it was loaded again before its unload was read in the log
+            self._latencies.begin_anew(key[0], int(key[1]))
+            return
+        del self._counted[key]
+        self._tags.pop((key[0], int(key[1])), None)
+        self._latencies.drop(key[0], int(key[1]))
 
     def render(self) -> bytes:
         return render(self.registry) + self._latencies.render(monotonic_ns())
@@ -285,10 +312,12 @@ class ExecutorMetrics(Collector):
             if counter.is_timed and not self._settings.counters:
                 continue
             family = counter.family()
-            for labels in self._loads:
+            for labels in self._counted:
                 totals = self._of(labels[0], int(labels[1]))
                 family.add_metric(labels, counter.value(totals.settled.get(counter.sums, 0)))
             yield family
+        if self._joint:
+            yield restarts_family(self._restarts)
         yield from self._unawaited()
         yield self._counter("executions", "Model executions", lambda totals: totals.executions)
         yield self._rows_histogram()
@@ -331,7 +360,7 @@ class ExecutorMetrics(Collector):
     def _unawaited(self) -> Iterator[Metric]:
         """Triton's request counters for requests that no gateway counts. Sum them with the gateways' counters."""
         success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
-        for labels in self._loads:
+        for labels in self._counted:
             totals = self._of(labels[0], int(labels[1]))
             success.add_metric(labels, totals.unawaited)
             duration.add_metric(labels, totals.unawaited_ns // 1000)

@@ -26,6 +26,7 @@ from charonia.eventlog.port import START, Entry, EventLog
 from charonia.facts.events import (
     ExecutorDescribed,
     ExecutorDraining,
+    Fact,
     ModelExcluded,
     ModelRequested,
     ModelRequestFinished,
@@ -98,6 +99,14 @@ class ExecutorService:
         self._directory = PayloadDirectory(settings.shm_dir, self._executor)
         self.membership = self._make_membership(log_settings)
         self._control = log.reader()
+        self._catalog: Catalog | None = None
+        """What executors hold, for the counters; None where another part of this process follows it already."""
+        if control is None:
+            self._catalog = held = Catalog()
+            self.membership.on_new_epoch.append(held.clear)
+        else:
+            held = control.catalog
+        metrics.follow(held)
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self.membership.say_again.append(self._announcer.announce_again)
@@ -225,8 +234,8 @@ class ExecutorService:
             raise
 
     async def _start(self) -> None:
-        # only newer entries: older load requests were for other executors
-        heard = await self._read_others() if self._settings.model_control_mode == EXPLICIT else b"$"
+        # only newer entries are acted on: older load requests were for other executors
+        heard = await self._read_earlier()
         self._control.start(self._on_control)
         self._control.add(keys.CONTROL, heard)
         self._joined = True
@@ -262,14 +271,24 @@ class ExecutorService:
         else:
             self._tasks.spawn(self._follow_names(stamp), "names of models")
 
-    async def _read_others(self) -> bytes:
-        """Fold which overrides of load requests others serve; return the id of the last control fact."""
+    async def _read_earlier(self) -> bytes:
+        """Fold what others serve, and which overrides of load requests; return the id of the last control fact."""
         last = START
         while entries := await self._log.range(keys.CONTROL, last):
             last = entries[-1].id
             for fact in (fact for entry in entries for fact in facts_of(entry)):
-                self._deployment.agreement.hear(fact)
+                self._fold(fact)
+                if self._settings.model_control_mode == EXPLICIT:
+                    self._deployment.agreement.hear(fact)
         return last
+
+    def _fold(self, fact: Fact) -> None:
+        if self._catalog is None:
+            return
+        try:
+            self._catalog.apply(fact)
+        except Exception:
+            _log.exception("control fact %r could not be folded", type(fact).__name__)
 
     def _report(self) -> str:
         """Return the tables of what was loaded at start-up (R30)."""
@@ -364,6 +383,7 @@ class ExecutorService:
         for entry in entries:
             for fact in facts_of(entry):
                 self.membership.hear(fact)
+                self._fold(fact)
                 if self._settings.model_control_mode == EXPLICIT:
                     for model in self._deployment.agreement.hear(fact):
                         self._tasks.spawn(self._deployment.agreement.agree(model), f"agree on {model}")

@@ -35,6 +35,7 @@ from charonia.metrics.triton_counters import (
     DURATION,
     FAILURE,
     SUCCESS,
+    restarts_family,
 )
 from charonia.offload.pool import Offload
 from charonia.options.settings import MetricsSettings
@@ -145,6 +146,8 @@ class GatewayMetrics(Collector):
         self._dataplane = dataplane
         self._jobs = jobs
         self._counts: dict[tuple[str, int], RequestCounts] = {}
+        self._restarts: Counter[tuple[str, int]] = Counter()
+        self._joint = joint
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.lane_requests: Callable[[], int] = lambda: 0
         self.lane_pending: Callable[[], int] = lambda: 0
@@ -173,6 +176,7 @@ class GatewayMetrics(Collector):
     def _forget(self, gone: Iterable[tuple[str, int]]) -> None:
         for key in gone:
             del self._counts[key]
+            self._restarts[key] += 1
             self._latencies.drop(*key)
 
     def configure(self, served: ServedVersion) -> None:
@@ -210,6 +214,8 @@ class GatewayMetrics(Collector):
         yield failure
         if self._settings.counters:
             yield duration
+        if self._joint:
+            yield restarts_family(self._restarts)
         if self.cache is not None:
             yield from self._of_cache(self.cache, served)
         appended = self._dataplane.counts

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from charonia.metrics.endpoint import scrape, unready
-from charonia.metrics.exposition import counters, merge
+from charonia.metrics.exposition import Version, counters, is_of, merge, restarts
 from charonia.metrics.host_metrics import HostMetrics
 
 
@@ -27,7 +27,8 @@ class MetricsUnion:
     """Merges the pages of every `*.metrics` socket in a directory, and tells of the machine beside them.
 
     Counters never go back when one of several parts ends: Prometheus would take that for a restart of all, and count
-    the others' totals once more. What a part counted after its last scrape is lost with it.
+    the others' totals once more. What a part counted after its last scrape is lost with it. When a version is unloaded
+    its counters begin again at 0: a part that is there says so (`RESTARTS`), also when it happened between two scrapes.
     """
 
     def __init__(self, directory: Path, host: HostMetrics) -> None:
@@ -40,8 +41,11 @@ class MetricsUnion:
     async def render(self) -> bytes:
         """The joint page; of a part that does not answer in time it has the counters of its last page alone."""
         sockets = sorted(self._directory.glob("*.metrics"))
-        answered = await asyncio.gather(*(self._scrape(path) for path in sockets))
+        restarted: set[Version] = set()
+        answered = await asyncio.gather(*(self._scrape(path, restarted) for path in sockets))
         here = {path for path, known in zip(sockets, answered, strict=True) if known} & self._pages.keys()
+        if restarted:
+            self._forget(restarted, self._pages.keys() - here)
         earlier = self._counted_before.copy()
         for path in self._pages.keys() - here:
             earlier.update(counters(self._pages[path]))
@@ -53,11 +57,24 @@ class MetricsUnion:
         self._ends[path] += 1
         self._counted_before.update(counters(self._pages.pop(path, "")))
 
-    async def _scrape(self, path: Path) -> bool:
-        """Read a part's page. False when there is none, or when its process has ended meanwhile."""
+    def _forget(self, versions: set[Version], absent: Iterable[Path]) -> None:
+        """Drop what parts had counted of versions that are gone or do not answer now."""
+        for series in [series for series in self._counted_before if is_of(series, versions)]:
+            del self._counted_before[series]
+        for path in absent:
+            lines = self._pages[path].split("\n")
+            self._pages[path] = "\n".join(line for line in lines if not is_of(line, versions))
+
+    async def _scrape(self, path: Path, restarted: set[Version]) -> bool:
+        """Read a part's page; add the versions whose counters it has begun again since the last one.
+
+        False when there is no page, or when its process has ended meanwhile.
+        """
         ends = self._ends[path]
         page = await scrape(path)
         if not page or self._ends[path] != ends:
             return False
+        before = restarts(self._pages.get(path, ""))
+        restarted.update(version for version, count in restarts(page).items() if count > before.get(version, 0))
         self._pages[path] = page
         return True

@@ -6,7 +6,8 @@ Histogram buckets add up like counters; quantiles of summaries are computed agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from math import inf
 
 from .quantiles import joint_quantiles
@@ -14,17 +15,28 @@ from .quantiles import joint_quantiles
 SEEN_BY_ALL = frozenset({"charonia_log_memory_used_bytes", "charonia_log_memory_max_bytes"})
 """Families of something that all parts share: of equal series the largest stands, not their sum."""
 
+RESTARTS = "counter_restarts"
+"""Family of how often a part has begun the counters of a version again at 0; only between the parts of one server."""
+
+_RESTARTS = re.compile(rf"^{RESTARTS}(\{{.*\}}) (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Version = tuple[str, str, str]
+"""A version of a model as labels name it: namespace, model, version."""
+
 
 def merge(pages: list[str], *, last: bool = True, earlier: Mapping[str, float] | None = None) -> bytes:
     """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added (but
     `SEEN_BY_ALL`).
 
     `earlier` has counts of parts that are gone (`counters`); they are added to series that a page still has. Unless it
-    is the `last` join, the result is such a part again.
+    is the `last` join, the result is such a part again, with what is only between parts.
     """
     heads, series = _read(pages)
     lines: list[str] = []
     for family, values in series.items():
+        if last and family == RESTARTS:
+            continue
         head = heads.get(family, [])
         lines += head
         if earlier:
@@ -47,6 +59,21 @@ def counters(page: str) -> dict[str, float]:
             sums = (f"{family}_count", f"{family}_sum")
             found |= {name: value for name, value in values.items() if name.partition("{")[0] in sums}
     return found
+
+
+def restarts(page: str) -> dict[Version, float]:
+    """How often the part of this page has begun counters again, by version."""
+    return {_version_of(labels): float(count) for labels, count in _RESTARTS.findall(page)}
+
+
+def is_of(series: str, versions: Collection[Version]) -> bool:
+    """Whether a series, or a line with its value, is Triton's of one of these versions."""
+    return series.startswith("nv_") and _version_of(series) in versions
+
+
+def _version_of(series: str) -> Version:
+    labels = dict(_LABEL.findall(series))
+    return labels.get("namespace", ""), labels.get("model", ""), labels.get("version", "")
 
 
 def _read(pages: list[str]) -> tuple[dict[str, list[str]], dict[str, dict[str, float]]]:

@@ -162,6 +162,13 @@ class Latencies:
         self._models[key] = ModelLatencies(_labels(key[0], version, config), summaries, histogram)
         return self._models[key]
 
+    def begin_anew(self, model: str, version: int) -> None:
+        """Begin the series of a version at 0."""
+        known = self._models.get((model, version))
+        if known is not None:
+            known.summaries = {what: Summary() for what in known.summaries}
+            known.first_response = known.first_response and Histogram(known.first_response.bounds)
+
     def drop(self, model: str, version: int) -> None:
         """The version is no longer served."""
         self._models.pop((model, version), None)

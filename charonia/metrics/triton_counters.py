@@ -1,10 +1,17 @@
-"""Triton's counters of a model version (M1, M3, M6): names and help texts, the same in every process that counts."""
+"""Triton's counters of a model version (M1, M3, M6): names and help texts, the same in every process that counts, and
+how a part of `serve` says that it has begun them again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from charonia.models.names import is_namespaced, name_of, namespace_of
+
+from .exposition import RESTARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +87,14 @@ CACHE_HIT_DURATION = TritonCounter(
 CACHE_MISS_DURATION = TritonCounter(
     "nv_cache_miss_duration_per_model", "Total cache miss (insert+lookup) duration per model, in microseconds"
 )
+
+
+def restarts_family(restarts: Mapping[tuple[str, int], int]) -> GaugeMetricFamily:
+    """For pages that are joined (`exposition.RESTARTS`): how often counters began again, by model key and version."""
+    family = GaugeMetricFamily(RESTARTS, "Times the counters of a version began again at 0")
+    for (model, version), count in restarts.items():
+        labels = {"model": name_of(model), "version": str(version)}
+        if is_namespaced(model):
+            labels["namespace"] = namespace_of(model)
+        family.add_sample(RESTARTS, labels, count)
+    return family

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from executor_bench import WEIGHTS, linear, running, x
+from memory_log.log import MemoryLog
 
+from charonia import keys
 from charonia.errors import ErrorCode
-from charonia.facts.events import RepositoryScanned, VersionFailed, VersionLoaded, VersionUnloaded
+from charonia.facts.events import (
+    FIELD_FACT,
+    Fact,
+    ProcessJoined,
+    RepositoryScanned,
+    VersionFailed,
+    VersionLoaded,
+    VersionUnloaded,
+    pack_fact,
+)
+from charonia.models.config_forms import parse
 from charonia.tensors import Tensor
 from protos.model_config_pb2 import ModelConfig
+
+CONFIG = (
+    'name: "m" backend: "onnxruntime" max_batch_size: 8 '
+    'input { name: "x" data_type: TYPE_FP32 dims: 16 } output { name: "y" data_type: TYPE_FP32 dims: 3 }'
+)
 
 # -- explicit control --------------------------------------------------------------------------------------------------
 
@@ -115,6 +134,56 @@ async def test_a_reload_switches_to_the_new_files_and_one_without_change_does_no
         (output,) = (await bench.replies("gw", 1))[request_id].outputs
         np.testing.assert_allclose(output.array(), x(1) @ (WEIGHTS * 2), rtol=1e-4, atol=1e-5)
         assert not any(isinstance(fact, VersionUnloaded) for fact in bench.control.facts())
+
+
+@pytest.mark.parametrize("mode", ["explicit", "poll"])
+async def test_counters_begin_at_0_when_no_executor_has_the_version_any_more(mode: str, tmp_path: Path) -> None:
+    """Those of gateways and batchers follow the same facts, so that all begin again together."""
+    log, model = MemoryLog(), tmp_path / "m"
+    linear(model / "1" / "model.onnx")
+    (model / "config.pbtxt").write_text(CONFIG)
+    config = parse(CONFIG).SerializeToString()
+
+    async def say(*facts: Fact) -> None:
+        await log.append(keys.CONTROL, [part for fact in facts for part in (FIELD_FACT, pack_fact(fact))])
+
+    await say(ProcessJoined("executor", "earlier"), VersionLoaded("earlier", "m", 1, "h", 1, config))
+    named = {"load_model": ("m",)} if mode == "explicit" else {"repository_poll_secs": 3600}
+    async with running(tmp_path, log=log, model_control_mode=mode, **named) as bench:
+
+        def count() -> float | None:
+            page = bench.service.metrics.render().decode()
+            found = re.search(r'^nv_inference_count\{model="m",version="1"\} (\S+)', page, re.M)
+            return float(found[1]) if found else None
+
+        async def until_counted(wanted: float | None) -> None:
+            async with asyncio.timeout(30):
+                while count() != wanted:
+                    await asyncio.sleep(0.001)
+
+        async def change(*, to_load: bool) -> None:
+            kind: type = VersionLoaded if to_load else VersionUnloaded
+            before = sum(isinstance(fact, kind) for fact in bench.control.facts())
+            if mode == "explicit":
+                assert (await bench.request("load" if to_load else "unload", "m")).error == ""
+            else:
+                await asyncio.to_thread(os.rename, *((aside, model) if to_load else (model, aside)))
+                await bench.service.poll_once()
+            await bench.control.until(lambda: sum(isinstance(f, kind) for f in bench.control.facts()) > before)
+
+        aside = tmp_path.parent / f"{tmp_path.name} aside"
+        _, record = await bench.accept("m", [Tensor.of("x", x(1))])
+        await bench.finished("m", await bench.dispatch("m", [record]))
+        await until_counted(1)
+        await change(to_load=False)
+        assert count() == 1, "the other executor has it still"
+        await change(to_load=True)
+        assert count() == 1
+        await say(VersionUnloaded("earlier", "m", 1))
+        await change(to_load=False)
+        await until_counted(None)
+        await change(to_load=True)
+        await until_counted(0)
 
 
 async def test_nothing_is_lost_while_models_are_reloaded_under_load(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ async def test_statistics_outlive_the_stay_in_memory(models: Path) -> None:
         (announced,) = [f for f in bench.control.facts() if isinstance(f, VersionAnnounced) and f.model == "a"]
         counted = await bench.log.statistics(keys.statistics("a", 1, announced.content_hash))
         assert counted["inference_count"] == 2
+        page = bench.service.metrics.render().decode()
+        assert 'nv_inference_count{model="a",version="1"} 2.0' in page, "what makes room for others counts on"
 
 
 async def test_a_model_that_is_larger_than_the_budget(models: Path) -> None:

@@ -6,7 +6,7 @@ executor sees such a request. Nothing is started before the first such request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from charonia.calls.unsent_counts import UnsentCounts
 from charonia.catalog.catalog import Catalog, ServedVersion
@@ -57,6 +57,7 @@ class CachedCalls:
         self._rules: dict[tuple[str, int], tuple[str, CachingRules | None]] = {}
         self._counts: dict[tuple[str, int], CallerCounts] = {}
         self._started = False
+        catalog.listeners.append(self._changed)
 
     def rules(self, served: ServedVersion) -> CachingRules | None:
         """The rules of a version with cached answers; None for others, and for decoupled ones."""
@@ -85,11 +86,18 @@ class CachedCalls:
         return await self._cache.answer(request, served, rules, tenant, run, counts, alone=alone)
 
     def counts(self) -> Mapping[tuple[str, int], CallerCounts]:
-        """The counts of served versions, by model and version."""
-        for model, version in list(self._counts):
+        """The counts of versions that executors hold, by model and version."""
+        self._forget(self._counts)  # a new log has others
+        return self._counts
+
+    def _changed(self, model: str) -> None:
+        """Forget the counts of a model's unloaded versions: loaded again, they begin at 0, as in gateways."""
+        self._forget(key for key in self._counts if key[0] == model)
+
+    def _forget(self, keys: Iterable[tuple[str, int]]) -> None:
+        for model, version in list(keys):
             if version not in self._catalog.held(model):
                 del self._counts[(model, version)]
-        return self._counts
 
     def begin_anew(self) -> None:
         """The log has a new epoch."""

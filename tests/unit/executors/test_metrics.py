@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from charonia.catalog.catalog import Catalog
 from charonia.errors import InternalError
+from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.models.config_forms import parse
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
@@ -34,9 +36,11 @@ def record(accepted_ns: int) -> RequestRecord:
     )
 
 
+CONFIG = normalise(parse('name: "m" backend: "python" metric_tags { key: "team" value: "t" }'))
+
+
 def loaded(metrics: ExecutorMetrics, load_ns: int = 0) -> None:
-    config = normalise(parse('name: "m" backend: "python" metric_tags { key: "team" value: "t" }'))
-    metrics.loaded("m", ModelInterface.of(config), 1, 2, load_ns, config)
+    metrics.loaded("m", ModelInterface.of(CONFIG), 1, 2, load_ns, CONFIG)
 
 
 def test_batches_are_counted_by_model_and_version() -> None:
@@ -74,17 +78,43 @@ def test_gauges_go_with_the_version_and_counters_stay() -> None:
 
 
 def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
-    metrics = ExecutorMetrics()
+    catalog, metrics = Catalog(), ExecutorMetrics(MetricsSettings(summaries=True, histograms=True), joint=True)
+    metrics.follow(catalog)
+    tagged, plain = '{_team="t",model="m",version="1"}', '{model="m",version="1"}'
+
+    def found(name: str, labels: str = tagged) -> str:
+        lines = [line for line in metrics.render().decode().splitlines() if line.startswith(name + labels)]
+        return lines[0].rpartition(" ")[2] if lines else ""
+
+    for executor in ("here", "there"):
+        catalog.apply(ProcessJoined("executor", executor))
+        catalog.apply(VersionLoaded(executor, "m", 1, "h", 1, CONFIG.SerializeToString()))
     loaded(metrics)
     metrics.settled("m", 1, {"inference_count": 3, "queue_ns": 2_999})
-    page = metrics.render().decode()
-    assert 'nv_inference_count{_team="t",model="m",version="1"} 3.0' in page
-    assert 'nv_inference_queue_duration_us{_team="t",model="m",version="1"} 2.0' in page
-    assert 'charonia_executor_executions_total{model="m",version="1"} 0.0' in page
+    metrics.unawaited("m", 1, "", 40_000)
+    metrics.responded("m", 1, 5_000_000)
+    counted = ("nv_inference_count", "nv_inference_request_summary_us_count")
+    counted += ("nv_inference_first_response_histogram_ms_count",)
+    assert [found(name) for name in counted] == ["3.0", "1", "1"]
+    assert found("nv_inference_queue_duration_us") == "2.0"
+    assert found("charonia_executor_executions_total", plain) == "0.0"
     metrics.unloaded("m", 1)
-    assert 'nv_inference_count{model="m"' not in metrics.render().decode()
+    catalog.apply(VersionUnloaded("here", "m", 1))
+    assert [found(name) for name in counted] == ["3.0", "1", "1"], "another executor holds it"
+    assert found("nv_model_load_duration_secs") == ""
     loaded(metrics)
-    assert 'nv_inference_count{_team="t",model="m",version="1"} 0.0' in metrics.render().decode()
+    catalog.apply(VersionUnloaded("there", "m", 1))
+    assert [found(name) for name in counted] == ["0.0", "0", "0"], "all executors had unloaded it"
+    metrics.settled("m", 1, {"inference_count": 2})
+    catalog.apply(VersionLoaded("here", "m", 1, "h", 1, CONFIG.SerializeToString()))
+    assert found("nv_inference_count") == "2.0"
+    metrics.unloaded("m", 1)
+    catalog.apply(VersionUnloaded("here", "m", 1))
+    assert [found(name) for name in counted] == ["", "", ""]
+    assert found("counter_restarts", plain) == "2.0", "for the page of all parts"
+    assert found("charonia_executor_executions_total", plain) == "0.0"
+    loaded(metrics)
+    assert [found(name) for name in counted] == ["0.0", "0", "0"]
 
 
 def test_durations_of_each_request_that_was_won() -> None:

@@ -84,7 +84,7 @@ async def test_the_page() -> None:
 
 async def test_a_version_that_is_loaded_again_begins_at_0_also_between_two_scrapes() -> None:
     catalog = Catalog()
-    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts())
+    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts(), joint=True)
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
     config = normalise(parse(f'name: "m" backend: "python" input {tensor} output {tensor}')).SerializeToString()
     for executor in ("e", "f"):
@@ -108,6 +108,8 @@ async def test_a_version_that_is_loaded_again_begins_at_0_also_between_two_scrap
     catalog.apply(VersionLoaded("f", "m", 3, "h", 1, config))
     assert found(3) == ["0.0", "0.0"]
     assert found(4) == ["1.0", "5.0"]
+    restarts = [line for line in metrics.render().decode().splitlines() if line.startswith("counter_restarts")]
+    assert restarts == ['counter_restarts{model="m",version="3"} 1.0'], "for the page of all parts"
 
 
 class Log(MemoryLog):

@@ -20,7 +20,12 @@ requests {}
 # HELP pending Waiting
 # TYPE pending gauge
 pending {}
-"""
+# HELP nv_inference_count Inferences
+# TYPE nv_inference_count counter
+{}# HELP counter_restarts Restarts
+# TYPE counter_restarts gauge
+{}"""
+MODEL, OTHER, SPACED = 'model="m",version="1"', 'model="n",version="1"', 'model="m",namespace="s",version="1"'
 
 
 class Part:
@@ -29,6 +34,8 @@ class Part:
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / f"{name}.metrics"
         self.requests = self.pending = 0
+        self.versions: dict[str, tuple[int, int]] = {}
+        """By labels: inferences, and how often they began again at 0."""
         self.answers = asyncio.Event()
         self.answers.set()
         self.reason = ""
@@ -39,7 +46,9 @@ class Part:
 
     async def _render(self) -> bytes:
         await self.answers.wait()
-        return PAGE.format(self.requests, self.pending).encode()
+        counts = [f'nv_inference_count{{_tag="model=",{k}}} {count}\n' for k, (count, _) in self.versions.items()]
+        restarts = [f"counter_restarts{{{k}}} {number}\n" for k, (_, number) in self.versions.items() if number]
+        return PAGE.format(self.requests, self.pending, "".join(counts), "".join(restarts)).encode()
 
     async def start(self) -> None:
         await self._endpoint.start()
@@ -59,8 +68,11 @@ def union_of(directory: Path) -> MetricsUnion:
     return MetricsUnion(directory, HostMetrics(MetricsSettings(cpu=False)))
 
 
-async def figures(union: MetricsUnion) -> tuple[float, float]:
+async def figures(union: MetricsUnion) -> tuple[float, float] | None:
+    """The sums of requests and of what is pending; None when no part has answered in time."""
     page = (await union.render()).decode()
+    if "# TYPE requests " not in page:
+        return None
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert page.count("# TYPE requests ") == page.count("# TYPE pending ") == 1
     (requests,), (pending,) = families["requests"].samples, families["pending"].samples
@@ -134,6 +146,51 @@ async def test_a_part_that_does_not_answer_keeps_its_counters(
     one.answers.set()
     one.requests = 150
     assert await figures(union) == (1100, 4)
+
+
+async def test_counters_of_a_version_begin_at_0_when_a_part_has_begun_them_again(
+    parts: list[Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two scrapes. What parts that are gone had counted must not be added again, nor what a part had
+    counted that does not answer; other models' counters go on.
+    """
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 30.0)
+    union = union_of(tmp_path)
+    one, other = parts
+
+    async def counts() -> dict[tuple[str, str], float]:
+        page = (await union.render()).decode()
+        assert "restarts" not in page, "it is of the parts alone"
+        return {
+            (sample.labels["model"], sample.labels.get("namespace", "")): sample.value
+            for family in text_string_to_metric_families(page)
+            if family.name == "nv_inference_count"
+            for sample in family.samples
+        }
+
+    one.versions = {MODEL: (10, 0), OTHER: (1, 0), SPACED: (5, 0)}
+    other.versions = {MODEL: (20, 0), OTHER: (2, 0), SPACED: (6, 0)}
+    assert await counts() == {("m", ""): 30, ("n", ""): 3, ("m", "s"): 11}
+    union.ended(one.path)
+    await one.restart()
+    one.versions = {MODEL: (0, 0), OTHER: (0, 0), SPACED: (0, 0)}
+    assert await counts() == {("m", ""): 30, ("n", ""): 3, ("m", "s"): 11}
+    one.versions[MODEL] = (1, 1)
+    other.versions[MODEL] = (2, 1)
+    assert await counts() == {("m", ""): 3, ("n", ""): 3, ("m", "s"): 11}
+    one.versions[MODEL] = (4, 1)
+    assert await counts() == {("m", ""): 6, ("n", ""): 3, ("m", "s"): 11}
+    union.ended(one.path)  # it is unloaded while this part is started again, which hears of it before its first scrape
+    await one.restart()
+    one.versions = {MODEL: (3, 1), OTHER: (0, 0), SPACED: (0, 0)}
+    other.versions[MODEL] = (1, 2)
+    assert await counts() == {("m", ""): 4, ("n", ""): 3, ("m", "s"): 11}
+    other.answers.clear()
+    one.versions[MODEL] = (1, 2)
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 0.1)
+    async with asyncio.timeout(30):
+        while await counts() != {("m", ""): 1, ("n", ""): 3, ("m", "s"): 11}:
+            pass  # as long as a busy machine keeps the first one from answering, too
 
 
 async def test_parts_are_ready_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, Unavailable
-from charonia.facts.events import ProcessJoined, VersionLoaded
+from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.inference import InferenceRequest
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.models.config_forms import parse
@@ -141,8 +141,12 @@ async def test_the_page(world: World) -> None:
     without = CacheMetrics(world.calls, MetricsSettings(counters=False), lambda *_: {}).render().decode()
     assert "nv_inference_request_success{" in without
     assert "nv_cache" not in without
-    world.catalog.apply(VersionLoaded("e", "m", 1, "other", 1, normalise(parse(CACHED)).SerializeToString()))
+    again = VersionLoaded("e", "m", 1, "other", 1, normalise(parse(CACHED)).SerializeToString())
+    world.catalog.apply(again)
     assert world.calls.counts()
+    world.catalog.apply(VersionUnloaded("e", "m", 1))
+    world.catalog.apply(again)
+    assert not world.calls.counts(), "it begins at 0, although nothing was read in between"
     await world.calls.close()
 
 
