@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from charonia.client.clients import SCHEMES, Address
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, without_credentials
 
 from .send_schedule import CONSTANT, POISSON
 
@@ -267,10 +267,10 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
     url = words.url or default_url
     scheme, mark, _ = url.partition("://")
     if mark and scheme not in SCHEMES:
-        _refuse(f"'{url}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
+        _refuse(f"'{without_credentials(url)}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
     is_grpc = words.protocol == "grpc" or bool(not words.protocol and mark and scheme.startswith("grpc"))
     if mark and words.protocol and (words.protocol == "grpc") != scheme.startswith("grpc"):
-        _refuse(f"-i {words.protocol} does not fit the URL '{url}'")
+        _refuse(f"-i {words.protocol} does not fit the URL '{without_credentials(url)}'")
     if not url:
         url = "localhost:8001" if is_grpc else "localhost:8000"
     if "://" not in url:

@@ -71,6 +71,8 @@ def test_values() -> None:
         ("-i tcp", "-i is http or grpc"),
         ("-i http -u grpc://host", "does not fit the URL"),
         ("-u ftp://host", "is no server"),
+        ("-u ftp://me:secret@host", "'ftp://[*]{3}@host' is no server"),
+        ("-i grpc -u http://me:secret@host", "does not fit the URL 'http://[*]{3}@host'"),
         ("-u unix:///run/http.sock", "is no server"),
         ("-u http+unix://run/http.sock", "names no Unix socket: write "),
         ("-i http -u grpc+unix:///run/grpc.sock", "does not fit the URL"),
