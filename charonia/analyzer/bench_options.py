@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from charonia.client.clients import SCHEMES, Address
+from charonia.client.clients import SCHEMES, Address, has_scheme
 from charonia.errors import InvalidArgument, without_credentials
 
 from .send_schedule import CONSTANT, POISSON
@@ -265,15 +265,15 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
     if words.protocol not in ("", "http", "grpc"):
         _refuse(f"-i is http or grpc, not '{words.protocol}'")
     url = words.url or default_url
-    scheme, mark, _ = url.partition("://")
+    scheme, mark = url.partition(":")[0], has_scheme(url)
     if mark and scheme not in SCHEMES:
         _refuse(f"'{without_credentials(url)}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
-    is_grpc = words.protocol == "grpc" or bool(not words.protocol and mark and scheme.startswith("grpc"))
+    is_grpc = words.protocol == "grpc" or (not words.protocol and mark and scheme.startswith("grpc"))
     if mark and words.protocol and (words.protocol == "grpc") != scheme.startswith("grpc"):
         _refuse(f"-i {words.protocol} does not fit the URL '{without_credentials(url)}'")
     if not url:
         url = "localhost:8001" if is_grpc else "localhost:8000"
-    if "://" not in url:
+    if not mark:
         secure = str(words.ssl_grpc_use_ssl).lower() in ("true", "1")
         url = f"{('grpcs' if secure else 'grpc') if is_grpc else 'http'}://{url}"
     Address(url)  # raises for one that names no server

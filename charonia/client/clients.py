@@ -30,13 +30,24 @@ ANSWER_WITHIN_S = 30.0
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+def has_scheme(url: str) -> bool:
+    """Whether a URL begins with a scheme, though it may lack the slashes behind it: http+unix:/PATH is no host and
+    port, but grpc:8001 is.
+    """
+    scheme, _, rest = url.partition(":")
+    scheme = scheme.lower()
+    return (
+        rest.startswith("//") or scheme.endswith(_ON_SOCKETS) or (scheme in (*SCHEMES, "unix") and rest.startswith("/"))
+    )
+
+
 class Address:
     """A server's URL: `http://`, `https://`, `grpc://` or `grpcs://`; without a scheme HTTP. `http+unix:///PATH` and
     `grpc+unix:///PATH` are Unix sockets, whose path is `socket`.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url if "://" in url else f"http://{url}"
+        self.url = url if has_scheme(url) else f"http://{url}"
         self.socket = ""
         shown = without_credentials(url)
         try:
@@ -49,7 +60,7 @@ class Address:
             raise InvalidArgument(f"'{shown}' names no protocol: write http+unix:///PATH or grpc+unix:///PATH")
         self.is_grpc = self.scheme.startswith("grpc")
         if self.scheme in SCHEMES and self.scheme.endswith(_ON_SOCKETS):
-            self.socket = unquote(self.url.partition("://")[2])
+            self.socket = unquote(self.url[len(self.scheme) :].removeprefix("://"))
             if not self.socket.startswith("/") or self.socket.endswith("/") or "\0" in self.socket:
                 raise InvalidArgument(f"'{shown}' names no Unix socket: write {self.scheme}:///PATH")
             self.target = f"unix:{quote(self.socket)}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from charonia import cli
+from charonia.client import Client
 from charonia.client_commands import array_of, parser
 from charonia.errors import InvalidArgument
 from charonia.operations import arguments
@@ -90,6 +91,12 @@ def test_wrong_usage_is_exit_code_2(line: str, capsys: pytest.CaptureFixture[str
         ("models --url http://host:x", "is no server"),
         ("models --url unix:///run/http.sock", "names no protocol: write http+unix:///PATH or grpc+unix:///PATH"),
         ("models --url http+unix://run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url http+unix:/run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url http+unix:run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url grpc+unix:/run/grpc.sock", "names no Unix socket: write grpc+unix:///PATH"),
+        ("models --url unix:/run/http.sock", "names no protocol: write http+unix:///PATH or grpc+unix:///PATH"),
+        ("models --url http:/host:8000", "'http:/host:8000' is no server: write http://HOST:PORT or grpc://HOST:PORT"),
+        ("models --url grpcs:/host", "'grpcs:/host' is no server: write http://HOST:PORT or grpc://HOST:PORT"),
         ("models --url grpc+unix:///", "names no Unix socket: write grpc+unix:///PATH"),
         ("models --url grpc+unix:///run/%00", "names no Unix socket"),
         ("models --url http://me:s/cret@host:8000", "'http://***@host:8000' is no server: its user or password holds"),
@@ -113,6 +120,11 @@ def test_what_fails_is_one_sentence(line: str, sentence: str, capsys: pytest.Cap
     assert sentence in error
     assert "cret" not in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_host_may_be_named_as_a_scheme_is() -> None:
+    with Client("grpc:8001") as client:
+        assert (client.url, client.is_grpc) == ("http://grpc:8001", False)
 
 
 def test_every_command_has_help_and_is_offered_for_completion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,8 @@ def test_values() -> None:
         ("-u ftp://me:secret@host", "'ftp://[*]{3}@host' is no server"),
         ("-i grpc -u http://me:secret@host", "does not fit the URL 'http://[*]{3}@host'"),
         ("-u unix:///run/http.sock", "is no server"),
+        ("-u http+unix:/run/http.sock", "names no Unix socket: write http"),
+        ("-u grpc+unix:/run/grpc.sock", "names no Unix socket: write grpc"),
         ("-u http+unix://run/http.sock", "names no Unix socket: write "),
         ("-i http -u grpc+unix:///run/grpc.sock", "does not fit the URL"),
         ("--concurrency-range 0", "has no level"),
