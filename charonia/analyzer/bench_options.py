@@ -140,7 +140,8 @@ def _add_measurement(group: Any) -> None:
     add("--warmup-request-count", type=int, default=0, metavar="N", help="requests of each level before its windows "
         "(those of a fifth of a window, at most 1 s)")  # fmt: skip
     add("--collect-metrics", action="store_true", help="ask the server for its metrics within windows")
-    add("--metrics-url", default="localhost:8002/metrics", metavar="URL", help="where (localhost:8002/metrics)")
+    add("--metrics-url", default="localhost:8002/metrics", metavar="URL", help="where, or http+unix:///PATH of a "
+        "Unix socket (localhost:8002/metrics)")  # fmt: skip
     add("--metrics-interval", type=int, default=1000, metavar="MS", help="how often (1000)")
 
 
@@ -191,6 +192,7 @@ def checked(words: argparse.Namespace, default_url: str) -> BenchOptions:
     if not words.model:
         _refuse("-m is required: name the model to measure")
     url, is_grpc = _address(words, default_url)
+    _check_metrics_url(words.metrics_url)
     if words.shared_memory == "cuda":
         _refuse("--shared-memory cuda is not supported: use system or none")
     if words.ssl_https_verify_peer != 1 or words.ssl_https_verify_host != 2:
@@ -278,6 +280,18 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
         url = f"{('grpcs' if secure else 'grpc') if is_grpc else 'http'}://{url}"
     Address(url)  # raises for one that names no server
     return url, is_grpc
+
+
+def _check_metrics_url(url: str) -> None:
+    try:
+        address = Address(url)
+    except InvalidArgument as error:
+        _refuse(f"--metrics-url: {error.message}")
+    shown = without_credentials(url)
+    if address.is_grpc:
+        _refuse(f"--metrics-url '{shown}' is of gRPC: write http://HOST:PORT/metrics or http+unix:///PATH")
+    if "@" in address.target:
+        _refuse(f"--metrics-url '{shown}' names a user, which is not sent")
 
 
 def _range(text: str, *, whole: bool) -> Range:
