@@ -52,10 +52,16 @@ class Address:
     """It is one server of a cluster, and holds some of the keys."""
 
 
+class _UnusableCertificate(StartupError):
+    """Its words are of a file alone."""
+
+
 def parse_address(url: str) -> Address:
     """Parse a URL. Raises `StartupError` with a sentence for an invalid one, which holds none of its credentials."""
     try:
         return _parsed(url)
+    except _UnusableCertificate:
+        raise
     except StartupError:
         if "@" not in url:
             raise
@@ -197,5 +203,5 @@ def _tls(query: dict[str, str]) -> ssl.SSLContext:
         if "ssl_certfile" in query:
             context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
     except OSError as error:
-        raise StartupError(f"a certificate of the event log URL cannot be loaded: {error}") from None
+        raise _UnusableCertificate(f"a certificate of the event log URL cannot be loaded: {error}") from None
     return context

@@ -70,6 +70,11 @@ def test_what_is_not_encoded_in_a_password_is_refused_and_not_shown(url: str) ->
     assert not re.search(r"'s'|cret|12", str(refused.value))
 
 
+def test_a_certificate_whose_name_has_the_sign_behind_credentials_is_no_password(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"a certificate of the event log URL cannot be loaded: .*No such file"):
+        parse_address(f"rediss://me:secret@log?ssl_ca_certs={tmp_path}/ours@none.crt")
+
+
 def test_a_socket_may_have_the_sign_behind_credentials_in_its_name() -> None:
     assert parse_address("unix:///run/valkey@log.sock").path == "/run/valkey@log.sock"
 
