@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidArgument, Unsupported
+from .errors import InvalidArgument, Unsupported, without_credentials
 
 if TYPE_CHECKING:
     from .client import Client, JobEvent, Result
@@ -283,7 +283,9 @@ def _health(client: Client, options: argparse.Namespace) -> int:
         document |= {"live": client.live(), "name": metadata.get("name", ""), "version": metadata.get("version", "")}
     words = "ready" if ready else "live, not ready" if document.get("live") else "not ready"
     about = f" ({document['name']} {document['version']})" if "name" in document else ""
-    _print(json.dumps(document) if options.json else f"{options.model or client.url}: {words}{about}")
+    _print(
+        json.dumps(document) if options.json else f"{options.model or without_credentials(client.url)}: {words}{about}"
+    )
     return 0 if ready else 1
 
 

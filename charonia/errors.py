@@ -27,6 +27,7 @@ This module knows no transport; the maps live in `gateway.http.codec.error_repli
 from __future__ import annotations
 
 import errno
+import re
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -224,6 +225,23 @@ def error_of_model(error: BaseException) -> CharoniaError:
 def escaped(text: str) -> str:
     """Returns a text that can be sent (`is_unicode`), with escapes in place of halves of pairs of surrogates."""
     return text.encode(errors="backslashreplace").decode()
+
+
+ENCODE_CREDENTIALS = (
+    "its user or password holds a character that must be percent-encoded, such as / ? # or [, or does not lie between "
+    "// and @"
+)
+
+
+def without_credentials(url: str) -> str:
+    """Returns a URL as messages show it: `***` in the place of a user and password.
+
+    They may hold characters that should have been percent-encoded, so all before the last "@" counts as theirs.
+    """
+    return _CREDENTIALS.sub(r"\1***@", url, count=1)
+
+
+_CREDENTIALS = re.compile(r"\A((?:[a-z][a-z0-9+.-]*:/+)*).*@", re.IGNORECASE | re.DOTALL)
 
 
 def is_unicode(text: str) -> bool:

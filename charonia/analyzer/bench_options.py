@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from charonia.client.clients import SCHEMES, Address
-from charonia.errors import InvalidArgument
+from charonia.client.clients import SCHEMES, Address, has_scheme
+from charonia.errors import InvalidArgument, without_credentials
 
 from .send_schedule import CONSTANT, POISSON
 
@@ -140,7 +140,8 @@ def _add_measurement(group: Any) -> None:
     add("--warmup-request-count", type=int, default=0, metavar="N", help="requests of each level before its windows "
         "(those of a fifth of a window, at most 1 s)")  # fmt: skip
     add("--collect-metrics", action="store_true", help="ask the server for its metrics within windows")
-    add("--metrics-url", default="localhost:8002/metrics", metavar="URL", help="where (localhost:8002/metrics)")
+    add("--metrics-url", default="localhost:8002/metrics", metavar="URL", help="where, or http+unix:///PATH of a "
+        "Unix socket (localhost:8002/metrics)")  # fmt: skip
     add("--metrics-interval", type=int, default=1000, metavar="MS", help="how often (1000)")
 
 
@@ -191,6 +192,7 @@ def checked(words: argparse.Namespace, default_url: str) -> BenchOptions:
     if not words.model:
         _refuse("-m is required: name the model to measure")
     url, is_grpc = _address(words, default_url)
+    _check_metrics_url(words.metrics_url)
     if words.shared_memory == "cuda":
         _refuse("--shared-memory cuda is not supported: use system or none")
     if words.ssl_https_verify_peer != 1 or words.ssl_https_verify_host != 2:
@@ -265,19 +267,31 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
     if words.protocol not in ("", "http", "grpc"):
         _refuse(f"-i is http or grpc, not '{words.protocol}'")
     url = words.url or default_url
-    scheme, mark, _ = url.partition("://")
+    scheme, mark = url.partition(":")[0], has_scheme(url)
     if mark and scheme not in SCHEMES:
-        _refuse(f"'{url}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
-    is_grpc = words.protocol == "grpc" or bool(not words.protocol and mark and scheme.startswith("grpc"))
+        _refuse(f"'{without_credentials(url)}' is no server: write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT")
+    is_grpc = words.protocol == "grpc" or (not words.protocol and mark and scheme.startswith("grpc"))
     if mark and words.protocol and (words.protocol == "grpc") != scheme.startswith("grpc"):
-        _refuse(f"-i {words.protocol} does not fit the URL '{url}'")
+        _refuse(f"-i {words.protocol} does not fit the URL '{without_credentials(url)}'")
     if not url:
         url = "localhost:8001" if is_grpc else "localhost:8000"
-    if "://" not in url:
+    if not mark:
         secure = str(words.ssl_grpc_use_ssl).lower() in ("true", "1")
         url = f"{('grpcs' if secure else 'grpc') if is_grpc else 'http'}://{url}"
     Address(url)  # raises for one that names no server
     return url, is_grpc
+
+
+def _check_metrics_url(url: str) -> None:
+    try:
+        address = Address(url)
+    except InvalidArgument as error:
+        _refuse(f"--metrics-url: {error.message}")
+    shown = without_credentials(url)
+    if address.is_grpc:
+        _refuse(f"--metrics-url '{shown}' is of gRPC: write http://HOST:PORT/metrics or http+unix:///PATH")
+    if "@" in address.target:
+        _refuse(f"--metrics-url '{shown}' names a user, which is not sent")
 
 
 def _range(text: str, *, whole: bool) -> Range:

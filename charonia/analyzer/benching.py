@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -480,9 +481,8 @@ class Bench:
     def _scrape(self, window: WindowFigures) -> None:
         url = self._words.metrics_url
         try:
-            with urllib.request.urlopen(url if "://" in url else f"http://{url}", timeout=_SCRAPE_WITHIN_S) as answer:
-                text = answer.read(_LARGEST_SCRAPE_BYTES).decode(errors="replace")
-        except (OSError, ValueError, urllib.error.URLError) as error:
+            text = _page_of_metrics(Address(url)).decode(errors="replace")
+        except (OSError, ValueError, http.client.HTTPException) as error:  # those of urllib are `OSError`
             self._has_metrics = False
             _complain(f"the metrics at '{url}' cannot be read, and are left out: {error}")
             return
@@ -494,6 +494,23 @@ class Bench:
             judged_us = window.judged_ns(self._options.percentile) / 1000
             failed = window.errors.total()
             _complain(f"{self._run.shown(level)}: {window.rate:.1f} infer/s, {judged_us:.0f} us, {failed} failed")
+
+
+def _page_of_metrics(address: Address) -> bytes:
+    """The page at a URL; over a Unix socket that of /metrics. Raises `OSError`, `ValueError` and `HTTPException`."""
+    if not address.socket:
+        with urllib.request.urlopen(address.url, timeout=_SCRAPE_WITHIN_S) as answer:
+            return bytes(answer.read(_LARGEST_SCRAPE_BYTES))
+    connection = http.client.HTTPConnection("localhost", timeout=_SCRAPE_WITHIN_S)
+    with closing(connection):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_SCRAPE_WITHIN_S)
+        connection.sock.connect(address.socket)
+        connection.request("GET", "/metrics")
+        page = connection.getresponse()
+        if page.status != 200:
+            raise OSError(f"HTTP Error {page.status}: {page.reason}")
+        return page.read(_LARGEST_SCRAPE_BYTES)
 
 
 def load_average() -> float:

@@ -13,7 +13,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote, unquote, urlsplit
 
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import ENCODE_CREDENTIALS, CharoniaError, InvalidArgument, without_credentials
 
 from .backoff import RetryPolicy
 from .procedures import Ask, Followed, Form, Next, Open, Pause, Procedure, Procedures, Step, next_given
@@ -30,31 +30,45 @@ ANSWER_WITHIN_S = 30.0
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+def has_scheme(url: str) -> bool:
+    """Whether a URL begins with a scheme, though it may lack the slashes behind it: http+unix:/PATH is no host and
+    port, but grpc:8001 is.
+    """
+    scheme, _, rest = url.partition(":")
+    scheme = scheme.lower()
+    return (
+        rest.startswith("//") or scheme.endswith(_ON_SOCKETS) or (scheme in (*SCHEMES, "unix") and rest.startswith("/"))
+    )
+
+
 class Address:
     """A server's URL: `http://`, `https://`, `grpc://` or `grpcs://`; without a scheme HTTP. `http+unix:///PATH` and
     `grpc+unix:///PATH` are Unix sockets, whose path is `socket`.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url if "://" in url else f"http://{url}"
+        self.url = url if has_scheme(url) else f"http://{url}"
         self.socket = ""
+        shown = without_credentials(url)
         try:
             parts = urlsplit(self.url)
             port, host = parts.port, parts.hostname
-        except ValueError as error:  # a port that is no number, brackets without an IPv6 address
-            raise InvalidArgument(f"'{url}' is no server: {error}") from None
+        except ValueError:
+            raise InvalidArgument(f"'{shown}' is no server: {_why(self.url)}") from None
         self.scheme = parts.scheme
         if self.scheme == "unix":
-            raise InvalidArgument(f"'{url}' names no protocol: write http+unix:///PATH or grpc+unix:///PATH")
+            raise InvalidArgument(f"'{shown}' names no protocol: write http+unix:///PATH or grpc+unix:///PATH")
         self.is_grpc = self.scheme.startswith("grpc")
         if self.scheme in SCHEMES and self.scheme.endswith(_ON_SOCKETS):
-            self.socket = unquote(self.url.partition("://")[2])
+            self.socket = unquote(self.url[len(self.scheme) :].removeprefix("://"))
             if not self.socket.startswith("/") or self.socket.endswith("/") or "\0" in self.socket:
-                raise InvalidArgument(f"'{url}' names no Unix socket: write {self.scheme}:///PATH")
+                raise InvalidArgument(f"'{shown}' names no Unix socket: write {self.scheme}:///PATH")
             self.target = f"unix:{quote(self.socket)}"
             return
         if self.scheme not in SCHEMES or not host:
-            raise InvalidArgument(f"'{url}' is no server: write http://HOST:PORT or grpc://HOST:PORT")
+            raise InvalidArgument(f"'{shown}' is no server: write http://HOST:PORT or grpc://HOST:PORT")
+        if self.is_grpc and "@" in parts.netloc:
+            raise InvalidArgument(f"'{shown}' names a user, which gRPC does not send: add a header authorization")
         self.target = parts.netloc if port else f"{parts.netloc}:{_PORTS.get(self.scheme, 8000)}"
 
     def form(self) -> Form:
@@ -65,6 +79,17 @@ class Address:
         from .http_form import HttpForm
 
         return HttpForm()
+
+
+def _why(url: str) -> str:
+    """Why `urlsplit` cannot read a URL: a port that is no number, brackets without an IPv6 address. Its own words may
+    quote a password, as those about the port of http://user:pass/word@host do.
+    """
+    try:
+        _ = urlsplit(without_credentials(url)).port
+    except ValueError as error:
+        return str(error)
+    return ENCODE_CREDENTIALS
 
 
 def trace_headers() -> dict[str, str]:

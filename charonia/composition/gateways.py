@@ -1,4 +1,5 @@
-"""Several gateways of one `serve` (`--gateways`): holds the ports they share and makes the option values of each.
+"""Checks the option values of gateways, holds the ports that several of one `serve` share (`--gateways`), and makes the
+values of each.
 
 Every gateway listens on the same port by SO_REUSEPORT, and the kernel gives each new connection to one of them. The
 supervisor holds the port by a socket that is bound and never listens: the kernel gives it no connection, and no other
@@ -10,10 +11,43 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from charonia.errors import StartupError
+from charonia.options.role_settings import restricted_groups, tls_settings
+from charonia.options.settings import GatewaySettings
 from charonia.options.trace_options import trace_options
 from charonia.options.values import Values
 
 _SERVICES = {"http": "HTTP", "grpc": "GRPC", "sagemaker": "SageMaker", "vertex_ai": "Vertex AI", "openai": "OpenAI"}
+
+
+def check_gateway(values: Values) -> None:
+    """Check what a gateway itself checks, once it is connected to the log: restrictions, patterns of headers, networks
+    of webhooks, tenants, certificates. Imports what is in use alone. Raises `StartupError`.
+    """
+    for front, word in (("http", "api"), ("grpc", "protocol")):
+        option, pattern = f"{front}-restricted-{word}", f"{front}-header-forward-pattern"
+        entries, written = values[option.replace("-", "_")], values[pattern.replace("-", "_")]
+        if entries or written:
+            from gateway.access.restrictions import HeaderForwarding, Restrictions
+
+            Restrictions(restricted_groups(option, entries), StartupError, word=word)
+            HeaderForwarding(written, f"--{pattern}")
+    if values["webhook_allow"]:
+        from gateway.webhooks.addresses import Allowed
+
+        Allowed.parse(values["webhook_allow"])
+    if values["tenant_header"] or values["api_keys"]:
+        from gateway.access.tenants import Tenants
+
+        Tenants.of(GatewaySettings("check", tenant_header=values["tenant_header"], api_keys=values["api_keys"]))
+    for front, is_on in (("http", values["allow_http"] or values["allow_openai"]), ("grpc", values["allow_grpc"])):
+        if is_on and (tls := tls_settings(front, values)) is not None:
+            from gateway.tls import ServerTls, certificates
+
+            if front == "grpc" and values["grpc_front"] == "grpcio":
+                certificates(tls)  # grpcio has a library of its own, which may take others than ours
+            else:
+                ServerTls(tls, [])
 
 
 def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:

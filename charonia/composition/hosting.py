@@ -169,8 +169,9 @@ class Joined:
         """Raises `StartupError`, then nothing is left running."""
         from charonia.eventlog.redis import open_log
 
-        from .roles import check_servers, keeper_terms, open_blobs
+        from .roles import check_servers, check_urls, keeper_terms, open_blobs
 
+        check_urls(values)
         try:
             keeper = HeartbeatProcess.spawn(keeper_terms(values))
         except OSError as error:

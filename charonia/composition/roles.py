@@ -32,11 +32,13 @@ from charonia.options.role_settings import (
     gateway_settings,
     log_settings,
     webhook_settings,
+    without_warnings,
 )
-from charonia.options.values import Values
+from charonia.options.values import GATEWAY, Values
 from charonia.tasks import Tasks
 from executors.host import owned_folders
 
+from .gateways import check_gateway
 from .heartbeat_process import HeartbeatProcess, KeeperTerms
 from .logs import configure_logging
 
@@ -62,6 +64,9 @@ def run_role(role: str, values: Values) -> int:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
     if values["report_fd"] < 0:  # serve has checked those of its parts
         check_role(role, values)
+        check_urls(values)
+        if role == GATEWAY:
+            check_gateway(values)
     keeper = HeartbeatProcess.fork(keeper_terms(values))  # before there are threads
     set_time_slice(LOOP_SLICE_NS, inherited=False)
     try:
@@ -116,14 +121,32 @@ async def _run(role: str, values: Values, keeper: HeartbeatProcess) -> int:
     return 0 if clean else 1
 
 
+def check_urls(values: Values) -> None:
+    """Check the URLs of the log and of the servers beside it, with the files that they need; connects to none. Raises
+    `StartupError`.
+    """
+    from charonia.eventlog.redis.server.address import parse_address, with_password
+
+    own = "unix:///server.sock"  # as that of serve's own log is
+    parse_address(with_password(values["log_url"] or own, values["log_password_file"]))
+    if values["blob_password_file"] and not values["blob_url"]:
+        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
+    with without_warnings():
+        cache = _cache_url(values)
+    others = {"--blob-url": _blob_url(values) if values["blob_url"] else "", "--cache-config": cache}
+    for option, url in others.items():
+        try:
+            if url:
+                parse_address(url)
+        except StartupError as error:
+            raise StartupError(str(error).replace("the event log URL", f"the URL of {option}")) from None
+
+
 async def check_servers(values: Values, url: str) -> None:
-    """Raises `StartupError` for servers that are not safe, where `--require-secure-log` asks for that, and for options
-    that contradict each other.
+    """Raises `StartupError` for servers that are not safe, where `--require-secure-log` asks for that.
 
     `url` is the log's with its password. serve's own log is a socket in its state directory.
     """
-    if values["blob_password_file"] and not values["blob_url"]:
-        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
     if not values["require_secure_log"]:
         return
     from charonia.eventlog.redis.server.security import check_secure
@@ -131,7 +154,7 @@ async def check_servers(values: Values, url: str) -> None:
     await check_secure(url)
     if values["blob_url"]:
         await check_secure(_blob_url(values), "the server of --blob-url")
-    if cache := cache_options(values, os.environ).url:
+    if cache := _cache_url(values):
         await check_secure(cache, "the response cache")
 
 
@@ -141,18 +164,19 @@ def _blob_url(values: Values) -> str:
     return with_password(values["blob_url"], values["blob_password_file"], "--blob-password-file")
 
 
+def _cache_url(values: Values) -> str:
+    """The URL of the cache's own server; "" where it has none, and for parts that do not use it."""
+    return cache_options(values, os.environ).url if "cache_config" in values else ""
+
+
 async def open_blobs(log: RedisLog | ClusterLog, values: Values) -> None:
     """Open the server beside the log, where there is one. Raises `StartupError`."""
     from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.blob_server import BlobServer
 
-    if not values["blob_url"]:
-        return
-    try:
+    if values["blob_url"]:
         log.blobs = BlobServer(open_log(_blob_url(values)))
-    except StartupError as error:
-        raise StartupError(str(error).replace("the event log URL", "the URL of --blob-url")) from None
-    await log.blobs.open()
+        await log.blobs.open()
 
 
 async def close_log(log: RedisLog | ClusterLog) -> None:
@@ -245,7 +269,7 @@ async def _cache_log(values: Values) -> EventLog | None:
     """Where responses are cached when that is not the log. Raises `StartupError` when it cannot be used."""
     from charonia.eventlog.redis import open_log
 
-    url = cache_options(values, os.environ).url
+    url = _cache_url(values)
     if not url:
         return None
     log = open_log(url)

@@ -24,14 +24,14 @@ from charonia.eventlog.embedded import SharedProcessor, short_directory
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
-from charonia.options.role_settings import check_settings, restricted_groups
+from charonia.options.role_settings import check_settings
 from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.tasks import Tasks
 from executors.repository.remote.store import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
 from .console.console_part import ConsolePart, as_host, kept_off_by
-from .gateways import share_ports, values_of_each
+from .gateways import check_gateway, share_ports, values_of_each
 from .metrics_page import MetricsUnion, first_unready
 from .private_log import PrivateLog
 from .state_directory import ENDPOINTS, PROCESSES, StateDirectory
@@ -471,22 +471,18 @@ def _is_colocated(values: Values) -> bool:
     return bool(batcher != "separate" and executors == 1)
 
 
+_OF_SERVERS = ("log_url", "log_password_file", "blob_url", "blob_password_file", "cache_config")
+
+
 def _check_values(values: Values) -> None:
     """Refuse, before anything is started, what one of the parts would refuse. Raises `StartupError`."""
     _is_colocated(values)
     check_settings(values)
-    for front, word in (("http", "api"), ("grpc", "protocol")):
-        option, pattern = f"{front}-restricted-{word}", f"{front}-header-forward-pattern"
-        entries, written = values[option.replace("-", "_")], values[pattern.replace("-", "_")]
-        if entries or written:
-            from gateway.access.restrictions import HeaderForwarding, Restrictions
+    check_gateway(values)
+    if any(values[name] for name in _OF_SERVERS):
+        from .roles import check_urls
 
-            Restrictions(restricted_groups(option, entries), StartupError, word=word)
-            HeaderForwarding(written, f"--{pattern}")
-    if values["webhook_allow"]:
-        from gateway.webhooks.addresses import Allowed
-
-        Allowed.parse(values["webhook_allow"])
+        check_urls(values)
     if values["allow_webhooks"] and values["webhook_secrets"]:
         from gateway.webhooks.keyring import Keyring
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,8 @@ def log_settings(values: Values) -> LogSettings:
     )
 
 
-def _tls(front: str, values: Values) -> TlsSettings | None:
-    """TLS of a front, from the options that begin with its name; None where it is off."""
+def tls_settings(front: str, values: Values) -> TlsSettings | None:
+    """TLS of a front, http or grpc, from the options that begin with its name; None where it is off."""
     is_mutual = values[f"{front}_use_ssl_mutual"]
     if not (is_mutual or values[f"{front}_use_ssl"]):
         return None
@@ -147,8 +148,8 @@ def gateway_settings(values: Values) -> GatewaySettings:
         sagemaker=sagemaker_settings(values, os.environ),
         vertex_ai=vertex_ai_settings(values, os.environ),
         openai=_openai(values),
-        http_tls=_tls("http", values),
-        grpc_tls=_tls("grpc", values),
+        http_tls=tls_settings("http", values),
+        grpc_tls=tls_settings("grpc", values),
         grpc_infer_response_compression_level=_grpc_compression(
             values["grpc_infer_response_compression_level"].lower()
         ),
@@ -424,11 +425,18 @@ _OF_ROLES: dict[str, Callable[[Values], object]] = {
 
 def check_role(role: str, values: Values) -> None:
     """Make the settings of a part, as it does itself later, but without their warnings. Raises `StartupError`."""
+    with without_warnings():
+        _OF_ROLES[role](values)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Within it options are read without a warning: for checks of what a part reads later itself."""
     warns = logging.getLogger(__package__)
     level = warns.level
     warns.setLevel(logging.ERROR)
     try:
-        _OF_ROLES[role](values)
+        yield
     finally:
         warns.setLevel(level)
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from charonia.errors import CharoniaError, StartupError
+from charonia.errors import CharoniaError, StartupError, without_credentials
 from charonia.traces.trace_settings import OPENTELEMETRY, TRITON, TraceOptions, TraceSettings, read_change
 
 from .values import Values
@@ -70,7 +70,8 @@ def _setting(entry: str) -> tuple[str, str, str]:
     head, equals, value = entry.partition("=")
     mode, comma, key = head.rpartition(",")
     if not equals or (comma and mode not in _OF_MODE):
-        raise StartupError(f"--trace-config must be <mode>,<key>=<value> or <key>=<value>, got '{entry}'")
+        shown = without_credentials(entry)  # it may be the URL of a collector
+        raise StartupError(f"--trace-config must be <mode>,<key>=<value> or <key>=<value>, got '{shown}'")
     known = _OF_MODE[mode] if mode else _GLOBAL
     if key not in known and not (mode and key in _GLOBAL[1:]):
         where = f"'{mode}'" if mode else "all modes"

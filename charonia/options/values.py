@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from charonia.errors import StartupError
+from charonia.errors import StartupError, without_credentials
 
 from .cloud_options import vertex_ai_defaults
 from .table import ALIASES, ANY, BATCHER, CONSOLE, EXECUTOR, GATEWAY, OPTIONS, RANGES, SERVE, WEBHOOKS, Option
@@ -91,7 +91,9 @@ def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise StartupError(f"unexpected argument '{word}': options are written --name=value or --name value")
+            raise StartupError(
+                f"unexpected argument '{without_credentials(word)}': options are written --name=value or --name value"
+            )
         name, equals, value = word[2:].partition("=")
         name = ALIASES.get(name, name)
         option = _BY_NAME.get(name)

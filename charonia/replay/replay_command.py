@@ -26,6 +26,7 @@ from charonia.errors import (
     NotFound,
     StartupError,
     Unavailable,
+    without_credentials,
 )
 from charonia.eventlog.control import folded_control
 from charonia.models.config_errors import InstanceError
@@ -327,7 +328,9 @@ async def _candidate(client: AsyncClient, target: Target, timeout_s: float) -> C
     """Raises `Unavailable` for a version that is not ready."""
     version = str(target.version)
     if not await client.ready(target.model, version):
-        raise Unavailable(f"version {version} of model '{target.model}' is not ready at {client.url}")
+        raise Unavailable(
+            f"version {version} of model '{target.model}' is not ready at {without_credentials(client.url)}"
+        )
     policy = (await client.config(target.model, version)).get("model_transaction_policy") or {}
     return CandidateAnswers(client, target, timeout_s, decoupled=bool(policy.get("decoupled")))
 

@@ -19,8 +19,9 @@ from charonia.models.config_errors import InstanceError
 from charonia.models.interface import ModelInterface
 from charonia.models.placement import placement_of
 from executors.backends.python.model_environments import ENVIRONMENT
-from executors.backends.python.process_settings import BACKEND_DIRECTORY, Limits, code_file
+from executors.backends.python.process_settings import BACKEND_DIRECTORY, Limits, code_file, python_based
 from executors.backends.registry import BackendRegistry
+from executors.configuration.declarations import SHIPPED
 from executors.loading.composing_models import Composition
 from executors.loading.loader import Loader
 from executors.repository.model_directory import ModelDirectory
@@ -129,24 +130,35 @@ class _Closed(Backend):
 
 
 class OfflineBackends(BackendRegistry):
-    """The installed backends, of which only onnxruntime and those that say so open models."""
+    """The backends, of which only onnxruntime and those that say so open models."""
+
+    def of(self, source: ModelSource) -> Backend:
+        """Return the backend of a model, as an executor has it, but one that opens safely also without its library."""
+        name = source.config.backend
+        if name in SHIPPED and not self.has(name) and python_based(source) is not None:
+            return self.get("python")  # the operator has put Triton's own in its place
+        return super().of(source)
 
     def get(self, name: str) -> Backend:
         if name == _OPENED:
             return super().get(name) if self.has(name) else _Closed(name)
         if name == "python":
             return _Closed(name)
-        if not name or not self.has(name):
-            return super().get(name)
-        return _Reading(super().get(name)) if self.opens(name) else _Closed(name)
+        if self.opens(name):
+            return _Reading(super().get(name))
+        return _Closed(name) if name and self.has(name) else super().get(name)
 
     def reads(self, name: str) -> bool:
         """Whether files of a backend are read here."""
         return (name == _OPENED and self.has(name)) or self.opens(name)
 
     def opens(self, name: str) -> bool:
-        """Whether a backend reads its models' signatures here, and makes no instance."""
-        return self.has(name) and bool(getattr(super().get(name), "opens_safely", False))
+        """Whether a backend reads its models' signatures here, and makes no instance. Those that are shipped need no
+        library for it.
+        """
+        return (name in SHIPPED or (name != "" and self.has(name))) and bool(
+            getattr(super().get(name), "opens_safely", False)
+        )
 
 
 def _is_whole(config: ModelConfig) -> bool:

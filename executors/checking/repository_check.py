@@ -281,7 +281,11 @@ def _undecided(models: OfflineModels, directory: ModelDirectory) -> list[Note]:
     elif config.backend and config.backend != "onnxruntime" and not models.backends.opens(config.backend):
         notes.append(f"its file was not opened: only the backend '{config.backend}' can do that")
     elif config.backend in SHIPPED and models.backends.opens(config.backend):
-        notes.append("its file was read, not loaded: what its library makes of it is not checked")
+        missing = f"the library of {config.backend} is not installed here"
+        open_question = (
+            "what its library makes of it is not checked" if models.backends.has(config.backend) else missing
+        )
+        notes.append(f"its file was read, not loaded: {open_question}")
     return [Note(directory.name, note) for note in notes]
 
 

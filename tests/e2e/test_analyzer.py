@@ -13,8 +13,11 @@ import pytest
 from e2e_models import python
 
 from charonia import cli
-from charonia.analyzer.benching import Bench
+from charonia.analyzer.bench_options import parsed
+from charonia.analyzer.benching import Bench, opened
+from charonia.analyzer.window_figures import WindowFigures
 from charonia.client import Client
+from charonia.eventlog.embedded import short_directory
 
 pytestmark = pytest.mark.e2e
 
@@ -73,6 +76,28 @@ def test_levels_over_http_with_every_output(server: Any, tmp_path: Path, capsys:
         assert len(level["windows"]) == 3
         assert level["generator"]["cores"] > 0
     assert Path(files[1]).read_text().count("<svg") >= 4
+
+
+def scraped(server: Any, metrics_url: str) -> dict[str, Any]:
+    """What a bench takes from a page of metrics."""
+    words = ["bench", "-m", "identity", "-u", server.http, "--collect-metrics", "--metrics-url", metrics_url]
+    window = WindowFigures()
+    with opened(parsed(words)) as running:
+        running._scrape(window)
+    return window.metrics
+
+
+def test_metrics_over_a_unix_socket(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (socket,) = short_directory(server.state_dir).glob("executor*.metrics")
+    assert "nv_inference_pending_request_count" in scraped(server, f"http+unix://{socket}")
+    assert not scraped(server, f"http+unix://{socket}.none")
+    error = f"the metrics at 'http+unix://{socket}.none' cannot be read, and are left out: [Errno 2] No such file"
+    assert error in capsys.readouterr().err
+
+
+def test_metrics_at_a_port_that_speaks_no_http_are_left_out(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not scraped(server, f"{server.grpc}/metrics")
+    assert f"the metrics at '{server.grpc}/metrics' cannot be read, and are left out" in capsys.readouterr().err
 
 
 def test_an_open_loop_over_grpc(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,11 +30,18 @@ from calling_models import (
 from e2e_asking import client, infer, inputs, pending, settle, statistics, until
 from e2e_models import WIDTH, put, python, scaling
 from e2e_server import serving
+from plugin_backends import install
 from tritonclient.utils import InferenceServerException
 
 from batcher.deadlock.deadlock_watch import PATIENCE_NS
 
 X = np.arange(WIDTH, dtype=np.float32)
+SCORED = """
+backend: "shapes"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+parameters [ { key: "shape" value { string_value: "requests" } }, { key: "score" value { string_value: "0.25" } } ]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +54,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     python(models, "counting", COUNTING, WORKER_IO + COUNTING_CONFIG)
     put(models / "composed" / "config.pbtxt", ENSEMBLE)
     (models / "composed" / "1").mkdir()
+    put(models / "scored" / "config.pbtxt", SCORED)
+    (models / "scored" / "1").mkdir()
     for name in ("caller", "alone", "relay_a", "relay_b"):
         python(models, name, CALLER, CALLER_IO)
     python(models, "pair", CALLER, CALLER_IO + instances(2))
     python(models, "at_once", ASYNC, CALLER_IO)
     python(models, "sequential", CALLER, CALLER_IO + instances(2) + COUNTING_CONFIG)
     wanted = [f"--load-model={name}" for name in sorted(path.name for path in models.iterdir()) if name != "spare"]
-    with serving(models, tmp_path_factory.mktemp("bls"), "--model-control-mode=explicit", *wanted) as running:
+    path = os.pathsep.join([str(install(tmp_path_factory.mktemp("plugin"))), os.environ.get("PYTHONPATH", "")])
+    state, mode = tmp_path_factory.mktemp("bls"), "--model-control-mode=explicit"
+    with serving(models, state, mode, *wanted, environment={"PYTHONPATH": path}) as running:
         yield running
 
 
@@ -82,6 +93,13 @@ def test_calls_at_once_from_a_coroutine_and_from_threads(server: Any) -> None:
 
 def test_the_model_that_is_called_may_be_of_another_backend(server: Any) -> None:
     assert np.array_equal(ask(server, "caller", do="onnx")[0], 3 * X)
+
+
+def test_a_response_parameter_may_be_a_float(server: Any) -> None:
+    """One of a backend: python models may set int, bool and str alone, as in Triton."""
+    assert infer(server, "scored", x=X).get_response()["parameters"]["score"] == 0.25
+    assert infer(server, "scored", "grpc", x=X).get_response().parameters["score"].double_param == 0.25
+    assert ask(server, "caller", do="scored")[1] == ["0.25", "0.25"]
 
 
 def test_a_model_that_answers_once_may_be_read_like_one_that_answers_more_often(server: Any) -> None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.skipif(not HAS_OPENSSL, reason="no openssl on PATH to m
 SETTINGS = GatewaySettings(
     incarnation="test", http_address="127.0.0.1", http_port=0, grpc_address="127.0.0.1", grpc_port=0
 )
+FILES = {"server-cert": "server.crt", "server-key": "server.key", "root-cert": "root.crt"}
 MAKE: dict[str, Callable[[GatewaySettings, Any], Any]] = {"http": HttpFront, **FRONTS}
 
 
@@ -219,3 +222,29 @@ async def test_files_that_are_missing_or_wrong_end_the_start(served: Path, name:
         (served / "server.crt").write_text("no certificate")
         with pytest.raises(StartupError, match=f"--{front}-server-cert"):
             await started(name, settings(name, served))
+
+
+@pytest.mark.parametrize("front", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("server.crt", None, "--{front}-server-cert: '{path}' cannot be read: No such file or directory"),
+        ("server.key", "client.key", "--{front}-server-cert, --{front}-server-key or --{front}-root-cert: "),
+        ("root.crt", "client.key", "--{front}-server-cert, --{front}-server-key or --{front}-root-cert: "),
+    ],
+)
+def test_serve_tries_the_files_before_it_starts_anything(
+    served: Path, made: Path, front: str, file: str, content: str | None, said: str
+) -> None:
+    if content is None:
+        (served / file).unlink()
+    else:
+        shutil.copy(made / content, served / file)
+    (served / "models").mkdir()
+    words = [f"--model-repository={served}/models", f"--state-dir={served}/state", f"--{front}-use-ssl=true"]
+    words += [f"--{front}-{option}={served}/{name}" for option, name in FILES.items()]
+    command = [sys.executable, "-m", "charonia.cli", "serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert said.format(front=front, path=served / file) in done.stderr
+    assert len(done.stderr.splitlines()) == 1, "nothing else was started"

@@ -2,9 +2,10 @@
 
 `shapes` answers in every shape: input `x` FP32 [-1], output `y` = 2x; its parameter `shape` is batch, requests, stream
 or calls, or exit or cancel for an instance whose making ends in that, `health` cancel for a health check that does,
-`wants` where it wants its arrays. `deep` doubles on a device that takes `device_ms` for a batch, after `host_ms` on the
-host, and has up to `depth` batches under way. `hostile` does what its input `act` says, and answers with the error
-number, 0 for success. `slow` holds the interpreter's lock for seconds while it loads.
+`wants` where it wants its arrays, `score` a number that responses of the shape requests have as a parameter. `deep`
+doubles on a device that takes `device_ms` for a batch, after `host_ms` on the host, and has up to `depth` batches under
+way. `hostile` does what its input `act` says, and answers with the error number, 0 for success. `slow` holds the
+interpreter's lock for seconds while it loads.
 """
 
 from __future__ import annotations
@@ -160,6 +161,8 @@ class Requests:
         if value_of(request) == -1:
             return ModelResponse(error=InvalidArgument("this model takes no -1"))
         found = {"id": request.id, "sequence": request.correlation_id, "flags": request.flags} | request.parameters
+        if (score := self.spec.source.parameter("score")) is not None:
+            found["score"] = float(score)
         return ModelResponse([_shaped(Tensor.of("y", request.inputs[0].array() * 2), request)], found)
 
     async def close_instance(self) -> None: ...

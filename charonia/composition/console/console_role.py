@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charonia.composition.logs import configure_logging
-from charonia.composition.roles import check_servers, close_log, open_blobs
+from charonia.composition.roles import check_servers, check_urls, close_log, open_blobs
 from charonia.composition.state_directory import ENDPOINTS, default_state_dir
 from charonia.errors import PermissionDenied, StartupError
 from charonia.eventlog.port import EventLog, Limits
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from charonia.console.stories.answer_delivery import WebhookCall
     from charonia.console.web_app import Identify
     from gateway.access.restrictions import Restrictions
-
-_NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
-"""The options of the response cache, whose server is checked with the log's, and which the console does not read."""
 
 
 def run_console(values: Values) -> int:
@@ -64,7 +61,8 @@ async def _run(values: Values) -> int:
         )
     metrics = metrics_urls(values, told)
     identify = identification(values)
-    await check_servers({**_NO_CACHE, **values}, url)
+    check_urls(values)
+    await check_servers(values, url)
     log = open_log(url)
     await open_blobs(log, values)
     await log.open()

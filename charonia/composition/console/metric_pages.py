@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from charonia.errors import StartupError
+from charonia.errors import StartupError, without_credentials
 from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
 from charonia.options.values import Values
@@ -29,7 +29,8 @@ def metrics_urls(values: Values, told: Mapping[str, str]) -> tuple[str, ...]:
     for address in given:
         if not address.startswith(("http://", "https://", "dns+http://", "unix:")):
             raise StartupError(
-                f"--metrics-url must begin with http://, https://, dns+http:// or unix:, got '{address}'"
+                "--metrics-url must begin with http://, https://, dns+http:// or unix:, got "
+                f"'{without_credentials(address)}'"
             )
     return given or ((f"http://{as_host(told['metrics'])}/metrics",) if "metrics" in told else ())
 
@@ -64,7 +65,7 @@ async def addresses(url: str) -> list[str]:
         async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
             found = await loop.getaddrinfo(parts.hostname, parts.port or _PORT, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError) as error:
-        _log.debug("no address of %s: %s", url, error)
+        _log.debug("no address of %s: %s", without_credentials(url), error)
         return []
     families = {family for family, *_ in found}
     wanted = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
@@ -79,6 +80,6 @@ async def _page(url: str, host: str = "") -> str:
         async with httpx2.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(url, headers={"host": host} if host else None)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        _log.debug("no metrics from %s: %s", url, error)
+        _log.debug("no metrics from %s: %s", without_credentials(url), error)
         return ""
     return answer.text if answer.status_code == 200 else ""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from charonia.errors import StartupError, Unavailable
+from charonia.errors import StartupError, Unavailable, without_credentials
 
 
 class RemoteError(Unavailable):
@@ -68,7 +68,6 @@ _SERVER = re.compile(r"(?P<scheme>https?)://(?P<host>[^/@?#]+)/(?P<rest>.*)", re
 _HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.\-]+:[0-9]+)/(?P<rest>.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._\-$]*")
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]*")
-_USER = re.compile(r"//[^/@]*@")
 _AZURE_HOST = "blob.core.windows.net"
 
 
@@ -125,5 +124,6 @@ def parse(url: str) -> RemoteAddress:
 
 
 def _bad(provider: str, url: str) -> StartupError:
-    url = _USER.sub("//***@", url)  # it may contain a password
-    return StartupError(f"the model repository '{url}' is no URL of a repository: expected {_FORMS[provider]}")
+    return StartupError(
+        f"the model repository '{without_credentials(url)}' is no URL of a repository: expected {_FORMS[provider]}"
+    )

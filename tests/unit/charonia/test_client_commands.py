@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from charonia import cli
+from charonia.client import Client
 from charonia.client_commands import array_of, parser
 from charonia.errors import InvalidArgument
 from charonia.operations import arguments
@@ -90,8 +91,23 @@ def test_wrong_usage_is_exit_code_2(line: str, capsys: pytest.CaptureFixture[str
         ("models --url http://host:x", "is no server"),
         ("models --url unix:///run/http.sock", "names no protocol: write http+unix:///PATH or grpc+unix:///PATH"),
         ("models --url http+unix://run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url http+unix:/run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url http+unix:run/http.sock", "names no Unix socket: write http+unix:///PATH"),
+        ("models --url grpc+unix:/run/grpc.sock", "names no Unix socket: write grpc+unix:///PATH"),
+        ("models --url unix:/run/http.sock", "names no protocol: write http+unix:///PATH or grpc+unix:///PATH"),
+        ("models --url http:/host:8000", "'http:/host:8000' is no server: write http://HOST:PORT or grpc://HOST:PORT"),
+        ("models --url grpcs:/host", "'grpcs:/host' is no server: write http://HOST:PORT or grpc://HOST:PORT"),
         ("models --url grpc+unix:///", "names no Unix socket: write grpc+unix:///PATH"),
         ("models --url grpc+unix:///run/%00", "names no Unix socket"),
+        ("models --url http://me:s/cret@host:8000", "'http://***@host:8000' is no server: its user or password holds"),
+        ("models --url me:secret@host:x", "'***@host:x' is no server: Port could not be cast to integer value as 'x'"),
+        ("models --url ftp://me:secret@host", "'ftp://***@host' is no server: write "),
+        ("models --url unix://me:secret@/run/http.sock", "'unix://***@/run/http.sock' names no protocol"),
+        ("models --url http+unix://me:secret@/run/http.sock", "'http+unix://***@/run/http.sock' names no Unix socket"),
+        (
+            "models --url grpc://me:secret@127.0.0.1:1",
+            "'grpc://***@127.0.0.1:1' names a user, which gRPC does not send",
+        ),
         ("models --header X", "--header 'X' is not NAME:VALUE"),
         ("infer m --input X --url 127.0.0.1:1", "--input 'X' is not NAME=VALUE"),
         ("health --url 127.0.0.1:1", "cannot be reached"),
@@ -102,7 +118,13 @@ def test_what_fails_is_one_sentence(line: str, sentence: str, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert error.startswith("charonia: ")
     assert sentence in error
+    assert "cret" not in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_host_may_be_named_as_a_scheme_is() -> None:
+    with Client("grpc:8001") as client:
+        assert (client.url, client.is_grpc) == ("http://grpc:8001", False)
 
 
 def test_every_command_has_help_and_is_offered_for_completion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from charonia.errors import (
     Unavailable,
     UnknownError,
     class_of_failure,
+    without_credentials,
 )
 from charonia.eventlog.redis.server.transport import Refused
 
@@ -92,6 +93,24 @@ def test_an_error_anew_is_equal_and_holds_on_to_nothing() -> None:
             vars(error),
         )
         assert again.__traceback__ is again.__cause__ is again.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://host:8000/v2", "http://host:8000/v2"),
+        ("host:8000", "host:8000"),
+        ("http://me:secret@host:8000/v2", "http://***@host:8000/v2"),
+        ("me:secret@host:8000", "***@host:8000"),
+        ("redis+sentinel://:secret@a:1,b:2/jobs", "redis+sentinel://***@a:1,b:2/jobs"),
+        ("s3://https://me:secret@host/bucket", "s3://https://***@host/bucket"),
+        ("http://me:s/e?c#r@e\nt@host", "http://***@host"),
+        ("redis:/me:secret@host", "redis:/***@host"),
+        ("unix://me:secret@/run/log", "unix://***@/run/log"),
+    ],
+)
+def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
 
 
 def test_a_text_without_end_is_cut() -> None:

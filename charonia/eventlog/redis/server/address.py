@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
-from charonia.errors import StartupError
+from charonia.errors import ENCODE_CREDENTIALS, StartupError, without_credentials
 
 _SENTINEL = "redis+sentinel://"
 _SENTINEL_OVER_TLS = "rediss+sentinel://"
 _SENTINEL_PORT = 26379
 _CLUSTER = "redis+cluster://"
 _CLUSTER_OVER_TLS = "rediss+cluster://"
+_CREDENTIALS = f"the event log URL cannot be read: {ENCODE_CREDENTIALS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,24 @@ class Address:
     """It is one server of a cluster, and holds some of the keys."""
 
 
+class _UnusableCertificate(StartupError):
+    """Its words are of a file alone."""
+
+
 def parse_address(url: str) -> Address:
-    """Parse a URL. Raises `StartupError` with a sentence for an invalid one."""
+    """Parse a URL. Raises `StartupError` with a sentence for an invalid one, which holds none of its credentials."""
+    try:
+        return _parsed(url)
+    except _UnusableCertificate:
+        raise
+    except StartupError:
+        if "@" not in url:
+            raise
+    _parsed(without_credentials(url))  # else the sentence may quote a password: as the port, say, or the database
+    raise StartupError(_CREDENTIALS)
+
+
+def _parsed(url: str) -> Address:
     if url.startswith((_SENTINEL, _SENTINEL_OVER_TLS)):
         return _sentinel_address(url)
     if url.startswith((_CLUSTER, _CLUSTER_OVER_TLS)):
@@ -71,6 +88,8 @@ def parse_address(url: str) -> Address:
             "the event log URL must begin with redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or "
             f"rediss+cluster://, {begins}"
         )
+    if parts.scheme != "unix":
+        _check_rest(parts)
     if not database.isdecimal():
         raise StartupError(f"the event log URL names the database '{database}', which is no number")
     number = int(database)
@@ -96,9 +115,16 @@ def _split(url: str) -> tuple[SplitResult, str]:
     return urlsplit(f"{scheme}://{rest[end:]}"), rest[:end]
 
 
+def _check_rest(parts: SplitResult) -> None:
+    """Raises `StartupError` for a part behind the hosts that can only be the end of a password."""
+    if "@" in parts.path or "@" in parts.fragment:
+        raise StartupError(_CREDENTIALS)
+
+
 def _sentinel_address(url: str) -> Address:
     try:
         parts, netloc = _split(url)
+        _check_rest(parts)
         credentials, _, hosts = netloc.rpartition("@")
         username, _, password = credentials.partition(":")
         sentinels = tuple(_host(host) for host in hosts.split(",") if host)
@@ -126,6 +152,7 @@ def _sentinel_address(url: str) -> Address:
 def _cluster_address(url: str) -> Address:
     try:
         parts, netloc = _split(url)
+        _check_rest(parts)
         credentials, _, hosts = netloc.rpartition("@")
         username, _, password = credentials.partition(":")
         nodes = tuple(_host(host, 6379) for host in hosts.split(",") if host)
@@ -176,5 +203,5 @@ def _tls(query: dict[str, str]) -> ssl.SSLContext:
         if "ssl_certfile" in query:
             context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
     except OSError as error:
-        raise StartupError(f"a certificate of the event log URL cannot be loaded: {error}") from None
+        raise _UnusableCertificate(f"a certificate of the event log URL cannot be loaded: {error}") from None
     return context

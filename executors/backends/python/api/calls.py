@@ -278,10 +278,10 @@ def response_of(answer: Answer | None) -> InferenceResponse | None:
         return None
     failure, parameters, described = content
     if failure is not None:
-        return InferenceResponse(error=TritonError(failure[1], failure[0]), parameters=parameters)
+        return InferenceResponse.received([], TritonError(failure[1], failure[0]), parameters)
     offsets = tensor_offsets([size for _, _, _, size in described])
     tensors = [
         Tensor.received(name, number, tuple(shape), data[at : at + size])
         for (name, number, shape, size), at in zip(described, offsets, strict=True)
     ]
-    return InferenceResponse(tensors, parameters=parameters)
+    return InferenceResponse.received(tensors, None, parameters)

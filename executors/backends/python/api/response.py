@@ -32,7 +32,19 @@ class InferenceResponse:
                 raise TypeError(f"output_tensors must be Tensor objects, found type '{type(tensor)}'.")
         self._outputs = list(output_tensors)
         self._error = error
-        self.checked_parameters = checked_parameters(parameters)
+        self.checked_parameters: dict[str, str | int | bool | float] = {**checked_parameters(parameters)}
+
+    @classmethod
+    def received(
+        cls,
+        output_tensors: Sequence[Tensor],
+        error: TritonError | None,
+        parameters: Mapping[str, str | int | bool | float],
+    ) -> InferenceResponse:
+        """Make the response of a called model, whose backend may give its parameters more types. Internal."""
+        response = cls(output_tensors, error)
+        response.checked_parameters = dict(parameters)
+        return response
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs

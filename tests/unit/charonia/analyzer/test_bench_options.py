@@ -71,7 +71,11 @@ def test_values() -> None:
         ("-i tcp", "-i is http or grpc"),
         ("-i http -u grpc://host", "does not fit the URL"),
         ("-u ftp://host", "is no server"),
+        ("-u ftp://me:secret@host", "'ftp://[*]{3}@host' is no server"),
+        ("-i grpc -u http://me:secret@host", "does not fit the URL 'http://[*]{3}@host'"),
         ("-u unix:///run/http.sock", "is no server"),
+        ("-u http+unix:/run/http.sock", "names no Unix socket: write http"),
+        ("-u grpc+unix:/run/grpc.sock", "names no Unix socket: write grpc"),
         ("-u http+unix://run/http.sock", "names no Unix socket: write "),
         ("-i http -u grpc+unix:///run/grpc.sock", "does not fit the URL"),
         ("--concurrency-range 0", "has no level"),
@@ -94,6 +98,13 @@ def test_values() -> None:
         ("--request-parameter a:b:int", "--request-parameter"),
         ("--ssl-https-verify-peer 0", "certificates are always checked"),
         ("--collect-metrics -f x.csv", "needs --verbose-csv"),
+        (
+            "--metrics-url grpc://host:8001",
+            "--metrics-url 'grpc://host:8001' is of gRPC: write http://HOST:PORT/metrics",
+        ),
+        ("--metrics-url unix:/run/metrics", "--metrics-url: 'unix:/run/metrics' names no protocol: write http[+]unix"),
+        ("--metrics-url http://me:s/cret@host", "--metrics-url: 'http://[*]{3}@host' is no server"),
+        ("--metrics-url http://me:secret@host", "--metrics-url 'http://[*]{3}@host' names a user, which is not sent"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,6 +195,11 @@ def _rounded(found: re.Match[str]) -> str:
     return f"{round(float(found[0].removesuffix(' ms')), 1):.3f} ms"
 
 
+def test_a_report_holds_no_credentials() -> None:
+    found = document(run("-u http://me:secret@host:8000"), [])
+    assert found["url"] == "http://***@host:8000"
+
+
 def test_the_document_and_the_page() -> None:
     results = [result(level, latency_us=100 * level) for level in (1, 4, 16)]
     for one in results:

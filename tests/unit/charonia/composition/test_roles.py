@@ -6,7 +6,7 @@ import pytest
 
 from charonia.composition import roles
 from charonia.errors import StartupError
-from charonia.options.values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, parse
+from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOKS, parse
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ from charonia.options.values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, parse
         (GATEWAY, "--trace-config=bad", "--trace-config must be"),
         (EXECUTOR, "--rate-limit=bad", "--rate-limit must be"),
         (BATCHER, "--cache-config=bad", "--cache-config must be"),
+        (GATEWAY, "--api-keys=/none/such", "--api-keys: /none/such cannot be read"),
+        (GATEWAY, "--tenant-header=a:b", "--tenant-header must be the name of a header"),
+        (GATEWAY, "--http-use-ssl=true", "--http-use-ssl needs --http-server-key"),
+        (GATEWAY, "--http-restricted-api=bad:a=b", "unknown restricted api 'bad'"),
+        (EXECUTOR, "--blob-url=bad://blobs", "the URL of --blob-url must begin with redis://"),
+        (BATCHER, "--log-url=bad://log", "the event log URL must begin with redis://"),
+        (BATCHER, "--cache-config=redis,host=h,port=99999", "the URL of --cache-config cannot be read"),
         (WEBHOOKS, "--webhook-timeout-secs=3", "charonia webhooks needs --webhook-secrets"),
     ],
 )
@@ -26,3 +33,17 @@ def test_values_are_checked_first(role: str, option: str, sentence: str, monkeyp
     monkeypatch.setattr(roles.HeartbeatProcess, "fork", fork)
     with pytest.raises(StartupError, match=sentence):
         roles.run_role(role, parse(role, ["--log-url=unix:///none", option], {}, {}))
+
+
+@pytest.mark.parametrize("role", [GATEWAY, BATCHER, EXECUTOR, WEBHOOKS, CONSOLE])
+def test_each_role_checks_the_urls_that_it_has(role: str) -> None:
+    values = parse(role, ["--log-url=unix:///none", "--blob-url=unix:///none"], {}, {})
+    roles.check_urls(values)
+    with pytest.raises(StartupError, match="names no socket path"):
+        roles.check_urls({**values, "log_url": "unix://"})
+
+
+@pytest.mark.parametrize("role", [WEBHOOKS, CONSOLE])
+async def test_a_role_without_the_cache_knows_whether_the_log_is_safe(role: str) -> None:
+    values = parse(role, ["--log-url=unix:///none", "--require-secure-log=true"], {}, {})
+    await roles.check_servers(values, values["log_url"])

@@ -12,6 +12,7 @@ import pytest
 from charonia.composition import supervisor as module
 from charonia.composition.children import Child
 from charonia.composition.console.console_part import ConsolePart
+from charonia.composition.roles import check_urls
 from charonia.composition.supervisor import Supervisor
 from charonia.errors import StartupError
 from charonia.options.role_settings import check_settings, gateway_settings
@@ -109,6 +110,19 @@ async def test_a_server_is_ready_when_its_parts_are(tmp_path: Path, monkeypatch:
         ("--webhook-allow=bad/bad", "--webhook-allow 'bad/bad' is no network"),
         ("--grpc-header-forward-pattern=(", "invalid --grpc-header-forward-pattern"),
         ("--webhook-secrets=/none/such", "webhook secrets '/none/such' cannot be used"),
+        ("--log-url=bad://log", "the event log URL must begin with redis://"),
+        ("--log-password-file=/none/such", "--log-password-file: '/none/such' cannot be read"),
+        ("--blob-url=redis://host:bad", "the URL of --blob-url cannot be read: Port"),
+        ("--blob-password-file=/none/such", "--blob-password-file needs --blob-url"),
+        ("--cache-config=redis,host=h,port=99999", "the URL of --cache-config cannot be read: Port out of range"),
+        (
+            "--cache-config=redis,host=h,tls_enabled=true,cacert=/none/such",
+            "a certificate of the URL of --cache-config cannot be loaded",
+        ),
+        ("--tenant-header=a:b", "--tenant-header must be the name of a header, got 'a:b'"),
+        ("--api-keys=/none/such", "--api-keys: /none/such cannot be read"),
+        ("--http-use-ssl=true", "--http-use-ssl needs --http-server-key and --http-server-cert"),
+        ("--grpc-use-ssl=true", "--grpc-use-ssl needs --grpc-server-key and --grpc-server-cert"),
     ],
 )
 async def test_a_value_that_a_part_refuses_is_refused_before_anything_is_started(
@@ -126,6 +140,7 @@ async def test_a_value_that_a_part_refuses_is_refused_before_anything_is_started
 async def test_values_are_warned_of_by_the_parts_alone(caplog: pytest.LogCaptureFixture) -> None:
     values = parse(SERVE, ["--strict-model-config=true", "--trace-file=/tmp/x", "--response-cache-byte-size=9"], {}, {})
     check_settings(values)
+    check_urls(values)
     assert not caplog.records
     gateway_settings(parse(GATEWAY, render(GATEWAY, values), {}, {}))
     assert "--trace-file is the old spelling" in caplog.text

@@ -218,11 +218,17 @@ TORCH_FAULTS: dict[str, tuple[str, bytes, str, str]] = {
 }  # fmt: skip
 
 
+def install_torch(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    """Have torch be found, or not, whether this machine has it or not."""
+    monkeypatch.setattr(registry, "_importable", lambda module: installed or module not in ("torch", "safetensors"))
+
+
+@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("name", TORCH_FAULTS)
 async def test_what_torch_is_not_needed_to_see_in_its_files_is_a_fault(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_importable", lambda _module: True)
+    install_torch(monkeypatch, installed)
     config, content, problem, file = TORCH_FAULTS[name]
     build(tmp_path, {"m": {"config.pbtxt": config}})
     (tmp_path / "m/1").mkdir()
@@ -232,19 +238,41 @@ async def test_what_torch_is_not_needed_to_see_in_its_files_is_a_fault(
     assert fault.file == file
 
 
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [(True, "what its library makes of it is not checked"), (False, "the library of pytorch is not installed here")],
+)
 async def test_a_torchscript_that_only_torch_can_load_has_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installed: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_importable", lambda _module: True)
+    install_torch(monkeypatch, installed)
     build(tmp_path, {"m": {"config.pbtxt": TORCH}, "missing": {"config.pbtxt": TORCH, "1/other.pt": ""}})
     (tmp_path / "m/1").mkdir()
     (tmp_path / "m/1/model.pt").write_bytes(archive("code/__torch__.py", "data.pkl"))
     report = await checked(tmp_path)
     assert [fault.model for fault in report.faults] == ["missing"]
     assert "unable to find" in report.faults[0].problem
-    assert [(note.model, note.text.partition(":")[0]) for note in report.notes] == [
-        ("m", "its file was read, not loaded")
-    ]
+    assert [(note.model, note.text) for note in report.notes] == [("m", f"its file was read, not loaded: {said}")]
+
+
+async def test_a_model_with_an_environment_of_its_own_is_read_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_torch(monkeypatch, False)
+    environment = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/none" } }'
+    build(tmp_path, {"m": {"config.pbtxt": f"{TORCH}{environment}"}})
+    (tmp_path / "m/1").mkdir()
+    (tmp_path / "m/1/model.pt").write_bytes(archive("code/__torch__.py", "data.pkl"))
+    assert not (await checked(tmp_path)).faults
+
+
+async def test_without_torch_a_python_based_backend_of_the_name_takes_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_torch(monkeypatch, False)
+    build(tmp_path / "backends", {"pytorch": {"model.py": CODE}})
+    build(tmp_path / "models", {"m": {"config.pbtxt": TORCH, "1/model.pt": "no archive"}})
+    assert not (await check_repository(tmp_path / "models", gpus=0, backend_directory=f"{tmp_path}/backends")).faults
 
 
 async def test_a_stray_configuration_hides_no_other_note(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def test_metrics_are_where_the_options_or_the_server_say() -> None:
     for wrong in ("a:1", "dns+https://a/metrics"):
         with pytest.raises(StartupError, match="must begin with"):
             metrics_urls(parse(CONSOLE, [f"--metrics-url={wrong}"], {}, {}), {})
+    with pytest.raises(StartupError, match=r"got 'ftp://\*\*\*@host'"):
+        metrics_urls(parse(CONSOLE, ["--metrics-url=ftp://me:secret@host"], {}, {}), {})
     lines = "dns+http://gateway:8002/metrics\ndns+http://executor:8002/metrics"
     of_environment = parse(CONSOLE, [], {"CHARONIA_METRICS_URL": lines}, {})
     assert metrics_urls(of_environment, {}) == tuple(lines.split())

@@ -71,6 +71,7 @@ def test_what_a_url_says(url: str, address: RemoteAddress) -> None:
         "s3://https://host:9000",
         "s3://https://host:9000/",
         "s3://https://user:secret@host/bucket",
+        "s3://https://user:s/secret@host/bucket",
         "s3://user:secret@bucket/path",
         "s3://bu cket/path",
         "s3://bucket/../other",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 
@@ -44,6 +45,38 @@ def test_credentials_are_decoded_and_never_shown() -> None:
     assert (address.username, address.password, address.host) == ("me", "p@ss/", "host")
     assert "p@ss/" not in repr(address)
     assert address.text == "redis://host:6379/1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://me:s/cret@log:6379/1",
+        "redis://:s?cret@log",
+        "redis://:s#cret@log",
+        "redis://:12#cret@log",
+        "redis://me:12/cret@log",
+        "redis:/me:secret@log",
+        "redis://me:s[cret@log",
+        "redis://me:scret\N{ACCOUNT OF}@log",
+        "redis+sentinel://me:s/cret@log/jobs",
+        "redis+sentinel://me:12/cret@log/jobs",
+        "redis+cluster://me:s/cret@log",
+        "redis+cluster://me:12/cret@log",
+    ],
+)
+def test_what_is_not_encoded_in_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(StartupError, match="must be percent-encoded") as refused:
+        parse_address(url)
+    assert not re.search(r"'s'|cret|12", str(refused.value))
+
+
+def test_a_certificate_whose_name_has_the_sign_behind_credentials_is_no_password(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"a certificate of the event log URL cannot be loaded: .*No such file"):
+        parse_address(f"rediss://me:secret@log?ssl_ca_certs={tmp_path}/ours@none.crt")
+
+
+def test_a_socket_may_have_the_sign_behind_credentials_in_its_name() -> None:
+    assert parse_address("unix:///run/valkey@log.sock").path == "/run/valkey@log.sock"
 
 
 def test_tls_checks_the_server_unless_told_not_to() -> None:

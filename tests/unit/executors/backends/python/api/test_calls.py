@@ -28,7 +28,7 @@ def answer(*tensors: Tensor, last: bool = True, failure: tuple[int, str] | None 
         encoded = bytes(tensor.encoded())
         described.append([tensor.name(), tensor.triton_dtype(), tensor.shape(), len(encoded)])
         data += encoded + bytes(padding(len(encoded)))
-    return [failure, {"k": 1}, described], memoryview(bytearray(data)), last
+    return [failure, {"k": 1, "score": 0.5}, described], memoryview(bytearray(data)), last
 
 
 END: Answer = (None, memoryview(b""), True)
@@ -103,7 +103,7 @@ def test_a_call_waits_for_its_response(exchange: FakeExchange) -> None:
         timeout=5,
         parameters={"a": 1, "b": "c", "d": True},
     ).exec()
-    assert (value(response), response.parameters(), response.has_error()) == ([4, 5], '{"k": 1}', False)
+    assert (value(response), response.parameters(), response.has_error()) == ([4, 5], '{"k": 1, "score": 0.5}', False)
     (content,) = exchange.sent
     assert content[:9] == ["m", 2, ["Y"], "r", "c", 3, 5, {"a": 1, "b": "c", "d": True}, False]
     assert content[9] == [["X", 8, [3], 12]]
