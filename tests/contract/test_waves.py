@@ -169,6 +169,18 @@ async def test_burst_waves_are_not_counted(subject: Subject, counted: dict[str, 
     assert {name: seen.get(name, 0) + share[name] for name in share} == {name: counted[name] for name in share}
 
 
+async def test_waves_of_several_streams_are_answered_in_their_order(subject: Subject) -> None:
+    other = keys.queue("m", 1, 0)
+    waves = []
+    for number, stream in enumerate((QUEUE, other, QUEUE, other, QUEUE)):
+        waves.append(EndedWave(stream, await send(subject.log, b"w", stream=stream), 10**number, 2 * 10**number))
+    assert await settle(subject.peer, [waves[1], waves[4]], {}) == [True, True]
+    counted = {"success_count": 11_111, "inference_count": 22_222, "execution_count": 1}
+    assert await settle(subject.log, waves, counted) == [True, False, True, True, False]
+    seen = await subject.peer.statistics(STATISTICS)
+    assert seen == {"success_count": 1101, "inference_count": 2202, "execution_count": 1}
+
+
 async def test_statistics_that_no_wave_adds_are_written_at_once(subject: Subject) -> None:
     counted: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     assert subject.log.waves.count(STATISTICS, {"success_count": 3, "last_inference_ms": 7}, counted.set_result)

@@ -99,15 +99,17 @@ class RedisWaves:
         replies: Sequence[Reply],
         done: Ended,
     ) -> bool:
-        def answered(result: Any) -> None:
-            done(result if isinstance(result, CharoniaError) else _still_there(result, len(waves)))
+        places, call = _end_call(waves, statistics)
 
-        call = _end_call(waves, statistics)
+        def answered(result: Any) -> None:
+            done(result if isinstance(result, CharoniaError) else _still_there(result, places))
+
         return self._commands.settle_now(scripts.END_WAVES, [call], replies, (), answered, soon=True)
 
     async def delete(self, waves: Sequence[EndedWave], statistics: tuple[bytes, Mapping[str, int]]) -> Sequence[bool]:
         """As `end` without replies, awaited."""
-        return _still_there(await self._commands.run(scripts.END_WAVES, [_end_call(waves, statistics)]), len(waves))
+        places, call = _end_call(waves, statistics)
+        return _still_there(await self._commands.run(scripts.END_WAVES, [call]), places)
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
         sums, amounts = amounts_of(increments)
@@ -157,17 +159,27 @@ class RedisWaves:
         return [name[len(_LEASE) :].decode() for name in map(bytes, counters[::2]) if name.startswith(_LEASE)]
 
 
-def _end_call(waves: Sequence[EndedWave], statistics: tuple[bytes, Mapping[str, int]]) -> bytes:
+def _end_call(waves: Sequence[EndedWave], statistics: tuple[bytes, Mapping[str, int]]) -> tuple[list[int], bytes]:
+    """The packed call of the script, and the places of the waves in the order in which it has them."""
     key, increments = statistics
-    arguments: list[Argument] = [len(waves)]
-    for wave in waves:
-        arguments += (wave.stream, wave.entry_id, wave.succeeded, wave.rows)
-    sums, amounts = amounts_of(increments)
-    return call_of(scripts.END_WAVES, (key,), (*arguments, sums, *amounts))
+    streams: dict[bytes, list[int]] = {}
+    for place, wave in enumerate(waves):
+        streams.setdefault(wave.stream, []).append(place)
+    places = [place for members in streams.values() for place in members]
+    amounts = ",".join([f"{waves[place].succeeded},{waves[place].rows}" for place in places])
+    arguments: list[Argument] = [len(streams), amounts]
+    for stream, members in streams.items():
+        arguments += (stream, len(members), *[waves[place].entry_id for place in members])
+    sums, added = amounts_of(increments)
+    return places, call_of(scripts.END_WAVES, (key,), (*arguments, sums, *added))
 
 
-def _still_there(answer: Any, count: int) -> Sequence[bool]:
-    return [True] * count if answer == 1 else [mark == _THERE for mark in bytes(answer)]
+def _still_there(answer: Any, places: Sequence[int]) -> Sequence[bool]:
+    there = [True] * len(places)
+    if answer != 1:
+        for place, mark in zip(places, bytes(answer), strict=True):
+            there[place] = mark == _THERE
+    return there
 
 
 def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:

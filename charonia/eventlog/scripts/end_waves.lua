@@ -6,8 +6,9 @@
 -- Besides, by name: q:{m}:<level>:<lane>, streams in the same slot, which lose the waves' entries. As KEYS they would
 -- have to be readable for executors, who may only delete there (infra/redis/users.acl.template).
 --
--- ARGV[1] n, how many waves
--- then for each wave: its stream, id of its entry, how many of its requests succeeded, and the rows of those
+-- ARGV[1] how many streams
+-- ARGV[2] how many requests of each wave succeeded, and the rows of those: numbers, comma separated
+-- then for each stream: its name, how many of its waves end, and the ids of their entries
 -- then how many of the statistics are sums, those after them are maxima of non-negative integers; or "run"
 -- then the statistics of all waves together: their names, then their values
 --
@@ -57,22 +58,32 @@ local function leave_out(at, requests, rows)
   end
 end
 
-local n = tonumber(ARGV[1])
-local marks, gone, requests, rows = {}, 0, 0, 0
-for i = 1, n do
-  local at = 4 * i - 2
-  if redis.call('XDEL', ARGV[at], ARGV[at + 1]) == 1 then
-    marks[i] = '1'
-  else
-    marks[i], gone = '0', gone + 1
-    requests, rows = requests + ARGV[at + 2], rows + ARGV[at + 3]
+local at, marks, gone = 3, {}, {}
+for _ = 1, tonumber(ARGV[1]) do
+  local stream, last = ARGV[at], at + 1 + tonumber(ARGV[at + 1])
+  for k = at + 2, last do
+    if redis.call('XDEL', stream, ARGV[k]) == 1 then
+      marks[#marks + 1] = '1'
+    else
+      marks[#marks + 1] = '0'
+      gone[#gone + 1] = #marks
+    end
   end
+  at = last + 1
 end
-local at = 4 * n + 2
-if gone < n then
-  if requests > 0 then
-    leave_out(at, requests, rows)
+if #gone == 0 then
+  fold_statistics(KEYS[1], at + 1, ARGV[at])
+  return 1
+end
+if #gone < #marks then
+  local numbers, requests, rows = {}, 0, 0
+  for number in string.gmatch(ARGV[2], '%d+') do
+    numbers[#numbers + 1] = tonumber(number)
   end
+  for _, wave in ipairs(gone) do
+    requests, rows = requests + numbers[2 * wave - 1], rows + numbers[2 * wave]
+  end
+  leave_out(at, requests, rows)
   fold_statistics(KEYS[1], at + 1, ARGV[at])
 end
-return gone == 0 and 1 or table.concat(marks)
+return table.concat(marks)
