@@ -15,6 +15,7 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.eventlog.payloads import PayloadDirectory
+from charonia.facts.events import RequestsEnded, facts_of
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
 from charonia.wire import BatchHeader, Wave, pack_wave_reply, reply_meta, request_meta, unpack_wave, wave_head
@@ -118,6 +119,12 @@ class Bench:
         """Successful requests, their rows, and executions."""
         found = await self.log.statistics(STATISTICS)
         return tuple(found.get(name, 0) for name in ("success_count", "inference_count", "execution_count"))
+
+    async def ended(self) -> set[bytes]:
+        """The requests that were reported to their owner as settled."""
+        found = [fact for entry in await self.log.range(keys.facts("m")) for fact in facts_of(entry)]
+        joined = b"".join([fact.ids for fact in found if isinstance(fact, RequestsEnded)])
+        return {joined[at : at + 16] for at in range(0, len(joined), 16)}
 
     async def connect(self, endpoint: str) -> None:
         self.sockets.seek(endpoint)
@@ -270,4 +277,19 @@ async def test_waves_are_counted_when_their_replies_have_left(bench: Bench) -> N
     await bench.until_settled(*[one.entry_id for one in unread])
     await bench.settler.fold()
     assert await bench.counted() == (len(unread),) * 3
+    reading.cancel()
+
+
+async def test_requests_that_run_again_are_not_reported_as_settled(bench: Bench) -> None:
+    """The owner would take them for settled, and stop the run that is to settle them."""
+    reading = asyncio.create_task(bench.gateways[QUICK].read_all())
+    sent = await bench.send(QUICK, 8, count=3)
+    bench.execute([sent])
+    ids = await bench.burst(sent)
+    token = await bench.log.take_ownership("m", "heir", "")
+    assert all(await bench.log.begin_attempt("m", token, ids[:2], 2))
+    await bench.settler.settled()
+    assert await bench.log.unsettled("m", ids) == [2, 2, -1]
+    assert await bench.ended() == {ids[2]}
+    assert (await bench.counted())[0] == 1
     reading.cancel()
