@@ -58,6 +58,12 @@ local function leave_out(at, requests, rows)
 end
 
 local n = tonumber(ARGV[1])
+-- Of a slot that moves, a stream may be on the other server already: the script must fail before it has deleted any.
+for at = 6, 4 * n - 2, 4 do
+  if ARGV[at] ~= ARGV[at - 4] then
+    redis.call('XDEL', ARGV[at], '0-0')
+  end
+end
 local marks, gone, requests, rows = {}, 0, 0, 0
 for i = 1, n do
   local at = 4 * i - 2
