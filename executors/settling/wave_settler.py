@@ -445,7 +445,7 @@ class WaveSettler:
         """Settle a wave's unsettled requests, count them and report them to their owner; return how many there were.
 
         Those that run again meanwhile, as a later attempt, are left to it. Were they reported, their owner would stop
-        that run, and nobody would settle them. So the report follows the log's answer.
+        that run, and they would stay unsettled. So the report follows the log's answer.
         """
         model, ids = one.header.model, one.wave.ids()
         won: list[bool] = []
