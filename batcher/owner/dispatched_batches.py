@@ -38,6 +38,8 @@ from charonia.eventlog.port import START, Jobs, RequestLog
 from charonia.eventlog.refusal_texts import batch_too_large
 from charonia.facts.events import (
     FIELD_FACT,
+    BatchDied,
+    BatchDiedInCompany,
     BatchFinished,
     ExecutionUnwanted,
     Fact,
@@ -46,7 +48,16 @@ from charonia.facts.events import (
     pack_fact,
 )
 from charonia.tensors import Buffer
-from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
+from charonia.wire import (
+    FIELD_HEADER,
+    FIELD_WAVE,
+    FLAG_JOB,
+    FLAG_JOURNALLED,
+    PREFIX_BYTES,
+    WAVE_BYTE,
+    BatchHeader,
+    record_fields,
+)
 
 from .quarantine import Quarantine, SuspectNote
 
@@ -56,6 +67,8 @@ _PAGE = 500
 _SETTLES_NS = 5_000_000_000
 """An executor that has not settled the waves of a batch so long after their end does not settle them any more."""
 _RECORDED = FLAG_JOB | FLAG_JOURNALLED
+
+BatchEnd = BatchFinished | BatchDied | BatchDiedInCompany
 
 
 class Owner(Protocol):
@@ -111,7 +124,7 @@ class DispatchedBatches:
         self._quarantine = quarantine
         self._refusals = refusals
         self._batches: dict[str, _Batch] = {}
-        self._put_off: dict[str, BatchFinished] = {}
+        self._put_off: dict[str, BatchEnd] = {}
         self.streams = self.streams_once = False
         """Requests may have several responses; they are not run again once one was visible. First attempts are recorded
         then, too: if an owner is lost with its executor, only the record distinguishes the next run from the run whose
@@ -355,23 +368,23 @@ class DispatchedBatches:
                 self._owner.spawn(self._note.erase())
         return batch.requests
 
-    def puts_off(self, fact: BatchFinished) -> bool:
-        """Whether the end of a batch waits for its requests. An executor reports the end of waves first and settles
-        them up to 10 ms later, those that were burst after another answer of the log. If it is killed in between, they
-        must run again.
+    def puts_off(self, fact: BatchEnd) -> bool:
+        """Whether the end of a batch waits for its requests that have an outcome. An executor reports the end of waves
+        first and settles them up to 10 ms later, those that were burst after another answer of the log. If it is killed
+        in between, they must run again.
         """
         batch = self._batches.get(fact.batch_id)
-        if batch is None or not batch.is_burst or _are_settled(batch):
+        if batch is None or not batch.is_burst or _is_settled(batch, fact):
             return False
         batch.sent_ns = monotonic_ns()
         self._put_off[fact.batch_id] = fact
         return True
 
-    def take_put_off(self) -> list[BatchFinished]:
+    def take_put_off(self) -> list[BatchEnd]:
         """The ends that were put off, of batches whose requests are settled now."""
         if not self._put_off:
             return []
-        taken = [fact for batch_id, fact in self._put_off.items() if _are_settled(self._batches[batch_id])]
+        taken = [fact for batch_id, fact in self._put_off.items() if _is_settled(self._batches[batch_id], fact)]
         for fact in taken:
             del self._put_off[fact.batch_id]
         return taken
@@ -451,8 +464,18 @@ class DispatchedBatches:
         return found
 
 
-def _are_settled(batch: _Batch) -> bool:
-    return all(carried_of(request).settled for request in batch.requests)
+def without_outcome(fact: BatchDied | BatchDiedInCompany, members: Iterable[RequestQueued]) -> frozenset[bytes]:
+    """The ids of the requests without an outcome, of a batch with these members. An executor that has waves reports
+    waves, also where a new owner has burst them and has their requests.
+    """
+    ids = frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16))
+    return ids.union([one.id for one in members if one.id[:PREFIX_BYTES] + WAVE_BYTE in ids])
+
+
+def _is_settled(batch: _Batch, fact: BatchEnd) -> bool:
+    """Whether all requests of a batch that have an outcome are settled."""
+    left = frozenset[bytes]() if isinstance(fact, BatchFinished) else without_outcome(fact, batch.requests)
+    return all(carried_of(request).settled or request.id in left for request in batch.requests)
 
 
 def _is_news(request: RequestQueued, attempt: int) -> bool:

@@ -69,7 +69,7 @@ from charonia.tasks import Tasks, insist
 from charonia.wire import PREFIX_BYTES, WAVE_BYTE
 
 from .demand import Demand, most_room
-from .dispatched_batches import DispatchedBatches
+from .dispatched_batches import DispatchedBatches, without_outcome
 from .executor_capacity import ExecutorCapacity
 from .quarantine import Quarantine, SuspectNote
 from .schedulers import is_sequential, scheduler_for, strategy_of
@@ -386,8 +386,10 @@ class OwnedModel:
 
     def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
         """A batch ended its instance; its requests with an outcome are not suspected."""
-        ids = frozenset(_ids_of(fact.ids))
+        if self.dispatched.puts_off(fact):
+            return
         members = self.dispatched.end(fact.batch_id)
+        ids = without_outcome(fact, members)
         settled = [request for request in members if request.id not in ids]
         self._early_cancels.forget_waves(settled)
         self.requests_settled(settled)
@@ -629,7 +631,10 @@ class OwnedModel:
                 self.dispatched.wanted.pop(request.id, None)
         self.windows.settle(requests)
         for fact in self.dispatched.take_put_off():
-            self.batch_finished(fact.batch_id, fact.executor, tokens=fact.tokens)
+            if isinstance(fact, BatchFinished):
+                self.batch_finished(fact.batch_id, fact.executor, tokens=fact.tokens)
+            else:
+                self.on_death(fact)
 
     def arm(self) -> None:
         """Set the timer to the scheduler's next wake-up; called after anything that may have changed it."""

@@ -620,7 +620,7 @@ class SettlementLog(RequestLog, Statistics, Protocol):
     """Requests, and the counters of how they ended."""
 
 
-class WaveLog(Streams, Work, Notes, Statistics, Protocol):
+class WaveLog(QueueLog, Notes, Statistics, Protocol):
     """Waves, and what is noted when they are settled."""
 
 

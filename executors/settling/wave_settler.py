@@ -442,33 +442,43 @@ class WaveSettler:
             _log.warning("%d requests of %d waves were settled by others first", late, len(answered))
 
     async def _settle_requests(self, one: _Answered, increments: dict[str, int], runs: dict[str, int]) -> int:
-        """Settle a wave's unsettled requests and count them; return how many there were. Report to their owner which
-        have ended, also those that others have settled; the rest runs again, as a later attempt.
+        """Settle a wave's unsettled requests, count them and report them to their owner; return how many there were.
+
+        Those that run again meanwhile, as a later attempt, are left to it. Were they reported, their owner would stop
+        that run, and they would stay unsettled. So the report follows the log's answer.
         """
-        model, wave, ids = one.header.model, one.wave, one.wave.ids()
-        whole = counters.share_of(increments, one.ended.succeeded, one.ended.rows) | runs
+        model, ids = one.header.model, one.wave.ids()
         won: list[bool] = []
+        over: list[bytes] = []
+        asked: set[bytes] = set()
 
         async def settle() -> None:
-            nonlocal won
+            nonlocal won, over
+            attempts = dict(zip(ids, await self._log.unsettled(model, ids), strict=True))
+            left = [request_id for request_id, attempt in attempts.items() if 0 <= attempt <= 1]
+            over = [request_id for request_id in ids if request_id in asked and attempts[request_id] < 0]
             won = []
-            if any(attempt >= 0 for attempt in await self._log.unsettled(model, ids)):
-                requests = [(request_id, 1) for request_id in ids]
-                won = await self._log.settle(model, requests, (one.key, whole) if whole else None, [])
+            if left:
+                asked.update(left)
+                share = self._share(one, increments, len(left)) | runs
+                requests = [(request_id, 1) for request_id in left]
+                won = await self._log.settle(model, requests, (one.key, share) if share else None, [])
+                over += [request_id for request_id, is_won in zip(left, won, strict=True) if is_won]
 
         await insist(settle, "the requests of a wave that was burst cannot be settled")
         if any(won) and not all(won):
-            count = min(sum(won), one.ended.succeeded)
-            part = counters.share_of(increments, count, count * wave.rows) | runs
+            part = self._share(one, increments, sum(won)) | runs
             await insist(lambda: self._log.add_statistics(one.key, part), "statistics cannot be added")
-
-        async def report() -> None:
-            attempts = await self._log.unsettled(model, ids)
-            if ended := [request_id for request_id, attempt in zip(ids, attempts, strict=True) if attempt < 0]:
-                await self._log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ended)))])
-
-        await insist(report, "the end of the requests of a wave that was burst cannot be reported")
+        if over:
+            ended = [FIELD_FACT, pack_fact(RequestsEnded(b"".join(over)))]
+            await insist(lambda: self._log.append(keys.facts(model), ended), "settled requests cannot be reported")
         return sum(won)
+
+    @staticmethod
+    def _share(one: _Answered, increments: dict[str, int], count: int) -> dict[str, int]:
+        """What `count` requests of a wave have of the increments."""
+        count = min(count, one.ended.succeeded)
+        return counters.share_of(increments, count, count * one.wave.rows)
 
     async def settled(self) -> None:
         """Settle all answered waves, then write their counts (`fold`); returns when both is done."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from charonia import keys
-from charonia.errors import LogUnavailable, StartupError
-from charonia.eventlog.port import Entry, Limits, Reply
+from charonia.errors import CharoniaError, LogUnavailable, StartupError
+from charonia.eventlog.port import EndedWave, Entry, Limits, Reply
 from charonia.eventlog.redis import ClusterLog, open_log
 from charonia.eventlog.redis.server.topology import slot_of
 
@@ -81,6 +82,31 @@ async def test_counts_stay_exact_while_a_model_moves(redis_cluster: Any, log: Cl
     assert await log.unsettled_ids(MODEL) == []
     answered = [bytes(entry.fields[1]) for entry in await log.range(b"r:gateway", count=100_000)]
     assert answered == [b"%015d\0" % n for n in range(number)]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+async def test_waves_are_counted_whichever_of_their_streams_has_moved(
+    redis_cluster: Any, log: ClusterLog, gone: int
+) -> None:
+    """The scripts of the server that a slot leaves fail at the first key that is not there any more."""
+    streams = [keys.queue(MODEL, level, 0) for level in range(2)]
+    statistics = keys.statistics(MODEL, 1, "hash")
+    await log.add_statistics(statistics, {"success_count": 10})
+    waves = [EndedWave(stream, await _told(partial(log.waves.send, stream, [b"wave"])), 1, 1) for stream in streams]
+    end = partial(log.waves.end, waves, (statistics, {"success_count": 2}), ())
+    slot = slot_of(statistics)
+    to = next(server for server in redis_cluster.servers if server is not redis_cluster.holder(slot))
+    redis_cluster.begin_move(slot, to, streams[gone].decode())
+    assert isinstance(await _told(end), CharoniaError)
+    await asyncio.to_thread(redis_cluster.move, slot, to)
+    assert list(await _told(end)) == [True, True]
+    assert await log.statistics(statistics) == {"success_count": 12}
+
+
+async def _told(call: Callable[[Callable[[Any], None]], bool]) -> Any:
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    assert call(told.set_result)
+    return await told
 
 
 async def test_a_lost_primary_is_replaced_by_its_replica(redis_cluster: Any, fresh_cluster_url: str) -> None:

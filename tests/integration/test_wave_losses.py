@@ -197,6 +197,43 @@ async def test_a_wave_that_a_new_owner_burst_is_its_executor_s_until_it_is_settl
     assert held.header.batch_id not in owned.dispatched
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_wave_that_a_new_owner_burst_runs_again_when_its_instance_dies(cluster: Cluster, is_lost: bool) -> None:
+    """Executors report which waves have no outcome. Another wave of that batch is answered, and not settled yet."""
+    executor, batcher = await cluster.executor(), await cluster.batcher(prefetch=0)
+    log = await caller(cluster)
+    await send_wave(log, MODEL, numbers(0), CALLER)
+    await until(lambda: len(executor.held) == 1)
+    first = executor.held.pop()
+    waves = [await send_wave(log, MODEL, numbers(*values), CALLER) for values in ((1, 2, 3), (4, 5, 6))]
+    await until(lambda: batcher.service.owned[MODEL].windows.unsettled == 7)
+    await executor.settle(first)
+    await until(lambda: len(executor.held) == 1)
+    held = executor.held.pop()
+    assert len(held.waves) == 2
+    await batcher.die()
+    heir = await cluster.batcher()
+    await cluster.lose("batcher", batcher.name)
+    await heir.owns()
+    assert len(await log.unsettled_ids(MODEL)) == 6, "both were burst"
+    other = await cluster.executor()
+    other.release()
+
+    answered, left = held.waves
+    await executor.report_waves(held, BatchDied(executor.name, held.header.batch_id, "gone", ids=left.id))
+    await until_so(lambda: nothing_read(log))
+    assert other.executed == [], "an answered wave is not settled"
+    if is_lost:
+        await cluster.lose("executor", executor.name)
+    else:
+        executor.release()
+        assert await executor.settle_burst(answered) == [True] * 3
+
+    await until_so(lambda: nothing_left(log, waves[0]))
+    executed = sorted(executor.executed + other.executed)
+    assert executed == ([0, 1, 2, 3, 4, 5, 6] if is_lost else [0, 4, 5, 6])
+
+
 @pytest.mark.parametrize("how", ["its executor is lost", "its batch is returned", "its instance dies"])
 async def test_a_request_cancelled_while_its_wave_runs_does_not_run_when_the_wave_comes_back(
     cluster: Cluster, how: str

@@ -241,16 +241,16 @@ class EchoExecutor:
                 burst.append(wave)
         await self.report_waves(held)
         for wave in burst:
-            won += await self._settle_burst(wave)
+            won += await self.settle_burst(wave)
         return won
 
-    async def report_waves(self, held: Held) -> None:
+    async def report_waves(self, held: Held, death: BatchDied | None = None) -> None:
         """Report the end of waves, of which those that were burst are not settled yet."""
-        fact = pack_fact(BatchFinished(self.name, held.header.batch_id))
+        fact = pack_fact(death or BatchFinished(self.name, held.header.batch_id))
         await insist(lambda: self.log.append(held.header.report_to, [FIELD_FACT, fact]))
         await insist(lambda: self.log.delete_entries(keys.batches(self.name), [held.entry_id]))
 
-    async def _settle_burst(self, wave: Wave) -> list[bool]:
+    async def settle_burst(self, wave: Wave) -> list[bool]:
         """Settle the requests of a wave that was burst; which were won."""
         ids = wave.ids()
         told = Reply(keys.facts(MODEL), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])

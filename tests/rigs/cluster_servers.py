@@ -74,15 +74,25 @@ class RedisCluster:
         source = self.holder(slot)
         if source is to:
             return
-        to.ask("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.node_id)
-        source.ask("CLUSTER", "SETSLOT", str(slot), "MIGRATING", to.node_id)
+        self.begin_move(slot, to)
         while names := source.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "20"):
             assert isinstance(names, list)
-            known = ("AUTH2", ADMIN, ADMIN) if self.entrance.users else ()
-            source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "30000", *known, "KEYS", *map(str, names))
+            self._migrate(source, to, *map(str, names))
         for server in (to, source, *self.servers):
             server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", to.node_id)
         wait_until(lambda: all(self._knows(server, slot, to) for server in self.servers))
+
+    def begin_move(self, slot: int, to: ClusterServer, *names: str) -> None:
+        """Move only these keys of a slot so far; `move` goes on."""
+        source = self.holder(slot)
+        to.ask("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.node_id)
+        source.ask("CLUSTER", "SETSLOT", str(slot), "MIGRATING", to.node_id)
+        if names:
+            self._migrate(source, to, *names)
+
+    def _migrate(self, source: ClusterServer, to: ClusterServer, *names: str) -> None:
+        known = ("AUTH2", ADMIN, ADMIN) if self.entrance.users else ()
+        source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "30000", *known, "KEYS", *names)
 
     def _knows(self, server: ClusterServer, slot: int, holder: ClusterServer) -> bool:
         told = server.ask("CLUSTER", "SLOTS")

@@ -58,8 +58,14 @@ local function leave_out(at, requests, rows)
   end
 end
 
-local at, marks, gone = 3, {}, {}
-for _ = 1, tonumber(ARGV[1]) do
+local streams, at, marks, gone = tonumber(ARGV[1]), 3, {}, {}
+-- Of a slot that moves, a stream may be on the other server already: the script must fail before it has deleted any.
+for _ = 2, streams do
+  at = at + 2 + tonumber(ARGV[at + 1])
+  redis.call('XDEL', ARGV[at], '0-0')
+end
+at = 3
+for _ = 1, streams do
   local stream, last = ARGV[at], at + 1 + tonumber(ARGV[at + 1])
   for k = at + 2, last do
     if redis.call('XDEL', stream, ARGV[k]) == 1 then
