@@ -250,6 +250,7 @@ class Work(Protocol):
         outcomes: bytes = b"",
         ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
+        rows: Sequence[int] = (),
     ) -> list[bool]:
         """End (id, attempt) requests; the first settle of a request wins, a settle of an older attempt is fenced.
 
@@ -262,8 +263,10 @@ class Work(Protocol):
         `sequences` holds, for requests of sequences, what becomes of the sequence's record; in the same step, for those
         that are won.
 
-        Returns which of them this call won. `statistics` (key, increments) is applied only when all were won: else the
-        caller computes what it won and calls `add_statistics`. Increments named `last_*` are maxima, not sums.
+        Returns which of them this call won. `statistics` (key, increments) is applied when all were won. With `rows`,
+        those of each request, all of which succeeded in the executions that the increments count, the others are left
+        out when some were won (`charonia.facts.counters.without`). Without, the caller computes what it won and calls
+        `add_statistics`. Increments named `last_*` are maxima, not sums.
 
         `replies` are appended before the settlement and `facts` after it, all in one write, won or not: a write that
         is cut short leaves a request answered but unsettled (it runs again and its reader drops the duplicate), never
@@ -281,6 +284,7 @@ class Work(Protocol):
         *,
         outcomes: bytes = b"",
         ran: Ran | None = None,
+        rows: Sequence[int] = (),
     ) -> bool:
         """`settle` without jobs and sequences, written at once and without a task that waits for it.
 

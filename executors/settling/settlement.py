@@ -162,6 +162,16 @@ def increments(
     return totals
 
 
+def rows_of(records: Sequence[RequestRecord], executed: Executed) -> Sequence[int]:
+    """The rows of each request of a batch, if one execution answered all and none failed: then the log can count those
+    that are won in the step that settles them. Else nothing.
+    """
+    whole = len(executed.executions) == 1 and len(executed.executions[0].indices) == len(records)
+    if not whole or not executed.executions[0].first or executed.failures or executed.responses:
+        return ()
+    return [record.rows for record in records]
+
+
 def _add_execution(
     totals: dict[str, int], records: Sequence[RequestRecord], execution: Execution, indices: Sequence[int]
 ) -> None:

@@ -22,6 +22,7 @@ from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
 from charonia.eventlog.refusal_texts import answer_too_large
+from charonia.facts import counters
 from charonia.facts.events import FIELD_FACT, BatchFinished
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.facts.journal import Ran
@@ -52,6 +53,7 @@ from .settlement import (
     increments,
     replies,
     requests_rescheduled,
+    rows_of,
     settlement,
     start_entry,
     with_durations,
@@ -128,6 +130,7 @@ class Settler:
         key = keys.statistics(loaded.model, loaded.version, loaded.content_hash)
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
+        rows = rows_of(records, executed)
         won: Won = {}
         ran = None if via_owner else self._starts.reported_with(batch, ending.indices)
         await self._starts.report(batch)
@@ -138,20 +141,26 @@ class Settler:
                 jobs, ending = ending.split_jobs()
                 won = await self._write(batch, executed, jobs, [], None)
                 together = None
+        if together is None or len(ending.requests) != len(records):
+            rows = ()
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
             fields += self._fact(batch, executed, answers, ending, won)
         now = [*replies_of(before), *replies(records, answers, answered)]
-        won |= await self._write(batch, executed, ending, now, together, fields, ran, outcome)
+        won |= await self._write(batch, executed, ending, now, together, fields, ran, outcome, rows)
         if ran is not None and True not in won.values():  # then no end was written that reports the start
             batch.start_unreported = True
             await self._starts.report(batch)
         if batch.steps is not None:
             self._settle_sequences(batch, won, loaded)
-        if together is None or False in won.values() or (counted and not ending.requests):
+        lost = [index for index, is_won in won.items() if not is_won]
+        if together is None or (lost and not rows) or (counted and not ending.requests):
             counted = await self._add_statistics(key, batch, executed, won)
+        elif lost:  # the log has left them out
+            left_rows = sum([rows[index] for index in lost])
+            counted = counters.without(counted, len(lost), left_rows) if len(lost) < len(won) else {}
         self._count(batch, executed, loaded, counted, won)
         if not via_owner and ending.jobs:
             await self._append_all(replies(records, answers, [index for index in ending.jobs if won[index]]))
@@ -218,6 +227,7 @@ class Settler:
             settled_here if here else settled,
             outcomes=outcomes,
             ran=ran,
+            rows=rows_of(records, executed),
         )
         batch.start_unreported = batch.start_unreported or (start_unreported and not written)
         return written
@@ -344,6 +354,7 @@ class Settler:
         report: list[bytes] | None = None,
         ran: Ran | None = None,
         outcome: Outcome | None = None,
+        rows: Sequence[int] = (),
     ) -> Won:
         """Write one settlement, repeating until the log answers. Without requests, write only the replies and `report`.
 
@@ -377,6 +388,7 @@ class Settler:
                     outcomes=ending.outcomes,
                     ran=ran,
                     sequences=batch.written or None,
+                    rows=rows,
                 )
             except LogUnavailable:
                 unsure = batch.unsure = True

@@ -448,6 +448,7 @@ class WaveSettler:
         that run, and they would stay unsettled. So the report follows the log's answer.
         """
         model, ids = one.header.model, one.wave.ids()
+        is_whole = one.ended.succeeded == one.wave.count  # otherwise it is not known which of them failed
         won: list[bool] = []
         over: list[bytes] = []
         asked: set[bytes] = set()
@@ -462,11 +463,12 @@ class WaveSettler:
                 asked.update(left)
                 share = self._share(one, increments, len(left)) | runs
                 requests = [(request_id, 1) for request_id in left]
-                won = await self._log.settle(model, requests, (one.key, share) if share else None, [])
+                rows = [one.wave.rows] * len(left) if is_whole else ()
+                won = await self._log.settle(model, requests, (one.key, share) if share else None, [], rows=rows)
                 over += [request_id for request_id, is_won in zip(left, won, strict=True) if is_won]
 
         await insist(settle, "the requests of a wave that was burst cannot be settled")
-        if any(won) and not all(won):
+        if any(won) and not all(won) and not is_whole:
             part = self._share(one, increments, sum(won)) | runs
             await insist(lambda: self._log.add_statistics(one.key, part), "statistics cannot be added")
         if over:

@@ -5,12 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
 from log_adapters import PATIENCE_S, Subject, accept, put
 
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.facts import counters
+from charonia.facts.sequence_states import SequenceStep
 
 # -- statistics --------------------------------------------------------------------------------------------------------
+
+
+RUN = dict(zip(counters.of_execution(4), (4, 400, 4, 200, 4, 40, 4, 80, 4, 44, 10, 1, 1, 10, 20, 11, 7), strict=True))
+
+
+@pytest.mark.parametrize("counted", [RUN, RUN | {"ended_in_us": 3}], ids=["packed", "named"])
+@pytest.mark.parametrize("of_sequences", [False, True])
+@pytest.mark.parametrize("rows", [(1, 2, 3, 4), (2, 2, 2, 2)])
+async def test_statistics_count_what_was_won(
+    subject: Subject, counted: dict[str, int], of_sequences: bool, rows: tuple[int, ...]
+) -> None:
+    key = keys.statistics("m", 1, "h")
+    ids = [bytes([group]) * 15 + bytes([last]) for last in (0, 1) for group in (2, 1)]
+    await accept(subject.log, "m", *ids)
+    assert await subject.log.settle("m", [(ids[1], 0), (ids[3], 0)], None, []) == [True, True]
+    steps = {ids[0]: SequenceStep(b"key", b"about", None)} if of_sequences else None
+    requests = [(request_id, 0) for request_id in ids]
+    won = await subject.log.settle("m", requests, (key, counted), [], rows=rows, sequences=steps)
+    assert won == [True, False, True, False]
+    lost_rows = rows[1] + rows[3]
+    assert await subject.peer.statistics(key) == counters.without(counted, 2, lost_rows)
+    assert (await subject.peer.statistics(key))["inference_count"] == 10 - lost_rows
+    # an attempt whose answer was lost is repeated
+    assert await subject.log.settle("m", requests, (key, counted), [], rows=rows, sequences=steps) == [False] * 4
+    assert await subject.peer.statistics(key) == counters.without(counted, 2, lost_rows)
 
 
 async def test_statistics_are_added_only_when_all_were_won(subject: Subject) -> None:

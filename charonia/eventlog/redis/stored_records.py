@@ -59,13 +59,14 @@ def settle_call(
     groups: Groups,
     statistics: tuple[bytes, Mapping[str, int]] | None,
     journal: tuple[bytes, Ran | None],
+    rows: Sequence[int] = (),
     ends: Mapping[bytes, JobEnd] | None = None,
     sequences: Mapping[bytes, SequenceStep] | None = None,
 ) -> tuple[Script, Sequence[Buffer]]:
     """The script and its packed call: settle.lua, or settle_recorded.lua where jobs or sequences are in it, or some
     requests are journalled and others not. What is sent along and what the answer means is `work`'s.
 
-    `journal` is the outcomes, as the port has them, and where the requests ran.
+    `journal` is the outcomes, as the port has them, and where the requests ran; `rows` are the port's.
     """
     fact, told_of = _ended_fact(requests, *journal) if journal[0] else (b"", b"")
     names = [keys.unsettled(model), keys.counters(model)]
@@ -77,16 +78,17 @@ def settle_call(
     elif ends or sequences or fact:
         names.append(names[0])
     attempts = _joined(list(map(_attempt, requests)))
+    weights = _joined(rows) if rows else b""
     if not (ends or sequences or told_of):
         script = scripts.SETTLE
         if fact:
             names.append(keys.journal(model))
-        plain = (b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums, fact)
+        plain = (b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums, fact, weights)
         return script, (pack((*plain, *groups.names, *groups.lasts, *amounts)),)
     script = scripts.SETTLE_RECORDED
     counts, more, large = _recorded(model, requests, names, ends or {}, sequences or {})
     command: list[Argument] = [b"EVALSHA", script.digest, len(names), *names, len(groups.names), attempts, sums]
-    command += (counts[0], fact, told_of, counts[1], *groups.names, *groups.lasts, *more, *amounts)
+    command += (counts[0], fact, told_of, counts[1], weights, *groups.names, *groups.lasts, *more, *amounts)
     return script, pack_pieces(command) if large else (pack(command),)
 
 
@@ -135,11 +137,11 @@ def _ended_fact(requests: Requests, outcomes: bytes, ran: Ran | None) -> tuple[b
     return pack_ended([one[0] for one in requests], [one[1] for one in requests], outcomes, ran), mask
 
 
-def _joined(attempts: list[int]) -> bytes:
+def _joined(numbers: Sequence[int]) -> bytes:
     """One number when all are equal, else each after a comma."""
-    if not attempts or attempts.count(attempts[0]) == len(attempts):
-        return b"%d" % attempts[0] if attempts else b"0"
-    return b",".join([b"%d" % attempt for attempt in attempts])
+    if not numbers or numbers.count(numbers[0]) == len(numbers):
+        return b"%d" % numbers[0] if numbers else b"0"
+    return b",".join([b"%d" % number for number in numbers])
 
 
 _SETTLED = ord(".")

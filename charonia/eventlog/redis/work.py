@@ -188,12 +188,14 @@ class Work:
         outcomes: bytes = b"",
         ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
+        rows: Sequence[int] = (),
     ) -> list[bool]:
         groups = grouped(list(map(_id, requests)))
         if groups.order is not None:
             requests = [requests[place] for place in groups.order]
             outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
-        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran), ends, sequences)
+            rows = [rows[place] for place in groups.order] if rows else rows
+        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran), rows, ends, sequences)
         result = await self._commands.settle(script, pieces, replies, facts)
         return _won(result, len(requests), groups)
 
@@ -208,12 +210,14 @@ class Work:
         *,
         outcomes: bytes = b"",
         ran: Ran | None = None,
+        rows: Sequence[int] = (),
     ) -> bool:
         groups = grouped(list(map(_id, requests)))
         if groups.order is not None:
             requests = [requests[place] for place in groups.order]
             outcomes = bytes([outcomes[place] for place in groups.order]) if outcomes else b""
-        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran))
+            rows = [rows[place] for place in groups.order] if rows else rows
+        script, pieces = settle_call(model, requests, groups, statistics, (outcomes, ran), rows)
 
         def answered(result: Any) -> None:
             done(result if isinstance(result, CharoniaError) else _won(result, len(requests), groups))

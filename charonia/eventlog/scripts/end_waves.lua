@@ -17,47 +17,6 @@
 
 --#include fold_statistics.lua
 
--- Take from the statistics so many successful requests and their rows; of the times, all requests have the same share
--- (charonia.facts.counters.without).
-local function leave_out(at, requests, rows)
-  local function less(amount, part)
-    return math.max(0, amount - part)
-  end
-  if ARGV[at] == 'run' then
-    local sums = {struct.unpack(PACKED, ARGV[at + 2])}
-    sums[SUMS + 2] = nil -- where the unpacking ended
-    local total = math.max(1, sums[1])
-    for k = 1, 9, 2 do
-      sums[k], sums[k + 1] = less(sums[k], requests), math.floor(sums[k + 1] * less(total, requests) / total)
-    end
-    sums[11] = less(sums[11], rows)
-    ARGV[at + 2] = struct.pack(PACKED, unpack(sums))
-    return
-  end
-  local count, total = (#ARGV - at) / 2, 1
-  local shared = {success = 1, queue = 1, compute_input = 1, compute_infer = 1, compute_output = 1}
-  for k = at + 1, at + count do
-    if ARGV[k] == 'success_count' then
-      total = math.max(1, tonumber(ARGV[k + count]))
-    end
-  end
-  for k = at + 1, at + count do
-    local amount, what, unit = tonumber(ARGV[k + count]), string.match(ARGV[k], '^(.*)_(%a+)$')
-    if ARGV[k] == 'inference_count' then
-      amount = less(amount, rows)
-    elseif shared[what] and unit == 'count' then
-      amount = less(amount, requests)
-    elseif shared[what] and unit == 'ns' then
-      amount = math.floor(amount * less(total, requests) / total)
-    else
-      amount = nil
-    end
-    if amount then
-      ARGV[k + count] = string.format('%.0f', amount)
-    end
-  end
-end
-
 local streams, at, marks, gone = tonumber(ARGV[1]), 3, {}, {}
 -- Of a slot that moves, a stream may be on the other server already: the script must fail before it has deleted any.
 for _ = 2, streams do
@@ -89,7 +48,7 @@ if #gone < #marks then
   for _, wave in ipairs(gone) do
     requests, rows = requests + numbers[2 * wave - 1], rows + numbers[2 * wave]
   end
-  leave_out(at, requests, rows)
+  leave_out(at + 1, ARGV[at], requests, rows)
   fold_statistics(KEYS[1], at + 1, ARGV[at])
 end
 return table.concat(marks)

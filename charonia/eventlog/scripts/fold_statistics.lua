@@ -79,3 +79,66 @@ local function fold_statistics(key, at, sums)
   end
   return failed
 end
+
+-- Take from the statistics, which begin and are as for fold_statistics, so many successful requests and their rows; of the
+-- times, all requests have the same share (charonia.facts.counters.without).
+local function leave_out(at, sums, requests, rows)
+  local function less(amount, part)
+    return math.max(0, amount - part)
+  end
+  if sums == 'run' then
+    local totals = {struct.unpack(PACKED, ARGV[at + 1])}
+    totals[SUMS + 2] = nil -- where the unpacking ended
+    local total = math.max(1, totals[1])
+    for k = 1, 9, 2 do
+      totals[k], totals[k + 1] = less(totals[k], requests), math.floor(totals[k + 1] * less(total, requests) / total)
+    end
+    totals[11] = less(totals[11], rows)
+    ARGV[at + 1] = struct.pack(PACKED, unpack(totals))
+    return
+  end
+  local count, total = (#ARGV - at + 1) / 2, 1
+  local shared = {success = 1, queue = 1, compute_input = 1, compute_infer = 1, compute_output = 1}
+  for k = at, at + count - 1 do
+    if ARGV[k] == 'success_count' then
+      total = math.max(1, tonumber(ARGV[k + count]))
+    end
+  end
+  for k = at, at + count - 1 do
+    local amount, what, unit = tonumber(ARGV[k + count]), string.match(ARGV[k], '^(.*)_(%a+)$')
+    if ARGV[k] == 'inference_count' then
+      amount = less(amount, rows)
+    elseif shared[what] and unit == 'count' then
+      amount = less(amount, requests)
+    elseif shared[what] and unit == 'ns' then
+      amount = math.floor(amount * less(total, requests) / total)
+    else
+      amount = nil
+    end
+    if amount then
+      ARGV[k + count] = string.format('%.0f', amount)
+    end
+  end
+end
+
+-- Add the statistics of those requests that a mask says were won. `rows` are those of each request, or one number for
+-- all; "" when not all of them succeeded: then the caller counts.
+local function fold_won(key, at, sums, mask, rows)
+  local _, won = string.gsub(mask, '1', '')
+  if rows == '' or won == 0 then
+    return
+  end
+  local each, lost_rows, number = tonumber(rows), 0, 0
+  if each then
+    lost_rows = each * (#mask - won)
+  else
+    for one in string.gmatch(rows, '%d+') do
+      number = number + 1
+      if string.byte(mask, number) ~= 49 then
+        lost_rows = lost_rows + tonumber(one)
+      end
+    end
+  end
+  leave_out(at, sums, #mask - won, lost_rows)
+  fold_statistics(key, at, sums)
+end

@@ -5,7 +5,7 @@
 -- KEYS[1] u:{m}                 hash of unsettled requests in groups (see group_values.lua); loses the requests won
 -- KEYS[2] n:{m}                 hash; `requests` and `bytes` shrink, `kept` grows by the records of jobs that ended,
 --                               `keep_bytes` is what it may be (read only); n:{m}:<tenant> shrinks likewise
--- KEYS[3] s:{m}:<version>:<hash> statistics hash, or u:{m} without statistics; grows when all requests were won
+-- KEYS[3] s:{m}:<version>:<hash> statistics hash, or u:{m} without statistics; grows by what was won
 -- KEYS[4] j:{m}                 journal; gets one `ended` fact when a journalled request was won
 -- KEYS[5] ja:{m}                active jobs; lose the ended ones, and so do ja:{m}:x, those with a deadline, and
 --                               ja:{m}:<level>:<lane>, those that wait there
@@ -24,6 +24,7 @@
 -- ARGV[5] the packed `ended` fact about the journalled requests, "" when none is
 -- ARGV[6] which requests are journalled: "1" or "0" for each, "" when all are
 -- ARGV[7] how many requests are of sequences
+-- ARGV[8] rows of the requests, as in settle.lua
 -- then g group names, then g strings of last bytes
 -- then for each job that ends: number of its request in this call, id, state, packed kind and detail, result
 -- then for each request of a sequence: its number, the sequence's key, what is known of it ("" when it ends), "1" when a
@@ -39,8 +40,8 @@
 --#include tell.lua
 
 local groups, ends, steps = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[7])
-local mask = take_groups(KEYS[1], KEYS[2], 8, groups, ARGV[2])
-local at = 8 + 2 * groups
+local mask = take_groups(KEYS[1], KEYS[2], 9, groups, ARGV[2])
+local at = 9 + 2 * groups
 local tag = string.sub(KEYS[2], 3)
 local RECORD_SIZE = 512
 
@@ -139,9 +140,10 @@ end
 if ARGV[5] ~= '' then
   tell(KEYS[4], ARGV[5], mask, ARGV[6])
 end
+at = at + 5 * steps
 if mask then
+  fold_won(KEYS[3], at, ARGV[3], mask, ARGV[8])
   return mask
 end
-at = at + 5 * steps
 fold_statistics(KEYS[3], at, ARGV[3])
 return 1

@@ -16,6 +16,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import START, Entry, Fields, Limits, ProgressPart, Reply, Settled, kept_response
 from charonia.eventlog.refusal_texts import not_owner
+from charonia.facts.counters import without
 from charonia.facts.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
 from charonia.facts.journal import FIELD, FIELD_MASK, Ran, pack_accepted, pack_batched, pack_ended
@@ -120,6 +121,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         outcomes: bytes = b"",
         ran: Ran | None = None,
         sequences: Mapping[bytes, SequenceStep] | None = None,
+        rows: Sequence[int] = (),
     ) -> list[bool]:
         work = self._of(model)
         for reply in replies:
@@ -139,8 +141,9 @@ class MemoryLog(MemoryStreams, MemoryProjections):
                 work.step(step)
         if outcomes:
             self._journal_ends(model, requests, won, outcomes, ran)
-        if statistics is not None and all(won):
-            await self.add_statistics(*statistics)
+        if statistics is not None and (all(won) or (rows and any(won))):
+            lost = [count for count, wins in zip(rows, won, strict=True) if not wins] if rows else []
+            await self.add_statistics(statistics[0], without(statistics[1], len(lost), sum(lost)))
         for fact in facts:
             self._append(fact.stream, fact.fields)
         return won
@@ -156,9 +159,10 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         *,
         outcomes: bytes = b"",
         ran: Ran | None = None,
+        rows: Sequence[int] = (),
     ) -> bool:
         try:
-            self.settle(model, requests, statistics, replies, facts, outcomes=outcomes, ran=ran).send(None)
+            self.settle(model, requests, statistics, replies, facts, outcomes=outcomes, ran=ran, rows=rows).send(None)
         except StopIteration as settled:  # nothing of it waits
             asyncio.get_running_loop().call_soon(done, settled.value)
         return True
