@@ -163,11 +163,11 @@ def increments(
 
 
 def rows_of(records: Sequence[RequestRecord], executed: Executed) -> Sequence[int]:
-    """The rows of each request of a batch, if one execution answered all and none failed: then the log can count those
-    that are won in the step that settles them. Else nothing.
+    """The rows of each request of a batch, if all succeeded: then the log can count those that are won in the step that
+    settles them. Else nothing.
     """
-    whole = len(executed.executions) == 1 and len(executed.executions[0].indices) == len(records)
-    if not whole or not executed.executions[0].first or executed.failures or executed.responses:
+    answered = sum([len(execution.indices) for execution in executed.executions if execution.first])
+    if answered != len(records) or executed.failures or executed.responses:
         return ()
     return [record.rows for record in records]
 

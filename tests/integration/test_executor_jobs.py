@@ -134,6 +134,31 @@ async def test_a_job_that_was_ended_by_somebody_else_gets_no_reply_from_here(tmp
         assert fenced(bench, "linear") == "1.0"
 
 
+@pytest.mark.parametrize("flags", [0, FLAG_JOURNALLED, DURABLE])
+async def test_what_was_won_of_a_batch_is_counted_where_it_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    """An executor that is killed just then could not count it later."""
+    linear(tmp_path / "linear" / "1" / "model.onnx")
+    async with running(tmp_path) as bench:
+        tensors = [[Tensor.of("x", x(rows))] for rows in (1, 2, 1)]
+        accepted = [await bench.accept("linear", one, flags=flags) for one in tensors]
+        await bench.log.settle("linear", [(accepted[1][0], 0)], None, [])
+
+        async def later(*_: object) -> None:
+            raise AssertionError("it is counted by another write")
+
+        monkeypatch.setattr(bench.log, "add_statistics", later)
+        batch_id = await bench.dispatch("linear", [record for _, record in accepted])
+        await bench.finished("linear", batch_id)
+        await bench.service.drain(10)
+        counts = await statistics(bench, "linear")
+        assert (counts["success_count"], counts["inference_count"], counts["execution_count"]) == (2, 2, 1)
+        page = bench.service.metrics.render().decode()
+        assert 'nv_inference_count{model="linear",version="1"} 2.0' in page
+        assert fenced(bench, "linear") == "1.0"
+
+
 async def test_in_order_only_won_jobs_reach_the_owner(tmp_path: Path) -> None:
     """S6."""
     linear(tmp_path / "linear" / "1" / "model.onnx")

@@ -143,7 +143,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
             self._journal_ends(model, requests, won, outcomes, ran)
         if statistics is not None and (all(won) or (rows and any(won))):
             lost = [count for count, wins in zip(rows, won, strict=True) if not wins] if rows else []
-            await self.add_statistics(statistics[0], without(statistics[1], len(lost), sum(lost)))
+            self.count_here(statistics[0], without(statistics[1], len(lost), sum(lost)))
         for fact in facts:
             self._append(fact.stream, fact.fields)
         return won
