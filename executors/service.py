@@ -100,8 +100,8 @@ class ExecutorService:
         self.membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._catalog: Catalog | None = None
-        """What executors hold in this log, for the counters, which follow it once it is read; None where another part of
-        this process has a catalog.
+        """What executors hold in this log, for the counters, which follow it once all is read; None where another part
+        of this process has a catalog.
         """
         if control is None:
             self.membership.on_new_epoch.append(self._forget_others)

@@ -197,7 +197,8 @@ async def test_counters_go_on_in_a_new_log_that_another_executor_has_joined_firs
     log, model = MemoryLog(), tmp_path / "m"
     linear(model / "1" / "model.onnx")
     (model / "config.pbtxt").write_text(CONFIG)
-    other = ProcessJoined("executor", "other"), VersionLoaded("other", "m", 1, "h", 1, parse(CONFIG).SerializeToString())
+    config = parse(CONFIG).SerializeToString()
+    other = ProcessJoined("executor", "other"), VersionLoaded("other", "m", 1, "h", 1, config)
     async with running(tmp_path, log=log, model_control_mode="explicit", load_model=("m",)) as bench:
 
         def said() -> list[Fact]:
