@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -110,6 +111,20 @@ async def test_a_version_that_is_loaded_again_begins_at_0_also_between_two_scrap
     assert found(4) == ["1.0", "5.0"]
     restarts = [line for line in metrics.render().decode().splitlines() if line.startswith("counter_restarts")]
     assert restarts == ['counter_restarts{model="m",version="3"} 1.0'], "for the page of all parts"
+
+
+async def test_a_change_of_each_of_many_models_takes_a_short_time() -> None:
+    """As when an executor that holds them drains."""
+    catalog = Catalog()
+    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts())
+    models = [f"m{number}" for number in range(10_000)]
+    for model in models:
+        metrics.counts(model, 1)
+    begin = time.process_time()
+    for model in models:
+        for listener in catalog.listeners:
+            listener(model)
+    assert time.process_time() - begin < 1.0
 
 
 class Log(MemoryLog):
