@@ -110,8 +110,8 @@ class ExecutorMetrics(Collector):
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         """Instances and load times in ns of what is loaded here."""
-        self._counted: dict[tuple[str, str], None] = {}
-        """The versions with Triton's series, in the order of their first loads."""
+        self._counted: dict[str, set[int]] = {}
+        """The versions with Triton's series, by model: a search of all for each of many models would take seconds."""
         self._restarts: Counter[tuple[str, int]] = Counter()
         self._joint = joint
         self._usage: dict[tuple[str, str, str], Amounts] = {}
@@ -263,7 +263,7 @@ class ExecutorMetrics(Collector):
         """A version is served with this many instances; its series exist from now on."""
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
-        self._counted[(model, str(version))] = None
+        self._counted.setdefault(model, set()).add(version)
         self._tags[(model, version)] = interface.metric_tags
         self._latencies.add(version, config, model=model)
 
@@ -280,22 +280,27 @@ class ExecutorMetrics(Collector):
 
         def changed(model: str) -> None:
             held = catalog.held(model)
-            for key in [key for key in self._counted if key[0] == model and int(key[1]) not in held]:
-                self._forget(key)
+            for version in self._counted.get(model, set()) - held.keys():
+                self._forget(model, version)
 
         catalog.listeners.append(changed)
 
-    def _forget(self, key: tuple[str, str]) -> None:
-        totals = self._of(key[0], int(key[1]))
+    def _forget(self, model: str, version: int) -> None:
+        totals = self._of(model, version)
         totals.settled, totals.unawaited, totals.unawaited_ns, totals.unawaited_failures = {}, 0, 0, {}
         totals.added = []
-        self._restarts[(key[0], int(key[1]))] += 1
-        if key in self._loads:  # it was loaded again before its unload was read in the log
-            self._latencies.begin_anew(key[0], int(key[1]))
+        self._restarts[(model, version)] += 1
+        if (model, str(version)) in self._loads:  # it was loaded again before its unload was read in the log
+            self._latencies.begin_anew(model, version)
             return
-        del self._counted[key]
-        self._tags.pop((key[0], int(key[1])), None)
-        self._latencies.drop(key[0], int(key[1]))
+        self._counted[model].discard(version)
+        if not self._counted[model]:
+            del self._counted[model]
+        self._tags.pop((model, version), None)
+        self._latencies.drop(model, version)
+
+    def _counted_versions(self) -> Iterator[tuple[str, int]]:
+        return ((model, version) for model, versions in self._counted.items() for version in sorted(versions))
 
     def render(self) -> bytes:
         return render(self.registry) + self._latencies.render(monotonic_ns())
@@ -312,9 +317,9 @@ class ExecutorMetrics(Collector):
             if counter.is_timed and not self._settings.counters:
                 continue
             family = counter.family()
-            for labels in self._counted:
-                totals = self._of(labels[0], int(labels[1]))
-                family.add_metric(labels, counter.value(totals.settled.get(counter.sums, 0)))
+            for model, version in self._counted_versions():
+                totals = self._of(model, version)
+                family.add_metric((model, str(version)), counter.value(totals.settled.get(counter.sums, 0)))
             yield family
         if self._joint:
             yield restarts_family(self._restarts)
@@ -360,8 +365,8 @@ class ExecutorMetrics(Collector):
     def _unawaited(self) -> Iterator[Metric]:
         """Triton's request counters for requests that no gateway counts. Sum them with the gateways' counters."""
         success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
-        for labels in self._counted:
-            totals = self._of(labels[0], int(labels[1]))
+        for model, version in self._counted_versions():
+            totals, labels = self._of(model, version), (model, str(version))
             success.add_metric(labels, totals.unawaited)
             duration.add_metric(labels, totals.unawaited_ns // 1000)
             for reason, count in sorted(totals.unawaited_failures.items()):

@@ -1,8 +1,8 @@
 """Lets the models of this executor call, load and unload models (P13, P14). Implements `charonia.backend.ModelCalls`.
 
-This module decides what a call inherits from its batch; `charonia.calls.caller` sends it. The catalog is followed only
-from the first call on, so an executor whose models call nothing pays nothing, unless a batcher in this process follows
-the catalog anyhow.
+This module decides what a call inherits from its batch; `charonia.calls.caller` sends it. A control plane is started
+only at the first call, so an executor whose models call nothing watches no other process, unless a batcher in this
+process has one anyhow.
 """
 
 from __future__ import annotations

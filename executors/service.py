@@ -100,13 +100,15 @@ class ExecutorService:
         self.membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._catalog: Catalog | None = None
-        """What executors hold, for the counters; None where another part of this process follows it already."""
+        """What executors hold in this log, for the counters, which follow it once all is read; None where another part
+        of this process has a catalog.
+        """
         if control is None:
-            self._catalog = held = Catalog()
-            self.membership.on_new_epoch.append(held.clear)
+            self.membership.on_new_epoch.append(self._forget_others)
+            self.membership.say_again.append(self._read_others)
+            self._forget_others()
         else:
-            held = control.catalog
-        metrics.follow(held)
+            metrics.follow(control.catalog)
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self.membership.say_again.append(self._announcer.announce_again)
@@ -278,9 +280,19 @@ class ExecutorService:
             last = entries[-1].id
             for fact in (fact for entry in entries for fact in facts_of(entry)):
                 self._fold(fact)
-                if self._settings.model_control_mode == EXPLICIT:
+                if not self._joined and self._settings.model_control_mode == EXPLICIT:
                     self._deployment.agreement.hear(fact)
+        if self._catalog is not None and not self._catalog.listeners:
+            self.metrics.follow(self._catalog)  # from now on: what came before must not restart a counter
         return last
+
+    def _forget_others(self) -> None:
+        self._catalog = Catalog()
+
+    async def _read_others(self) -> None:
+        """Fold what a new log has: others may have joined it before this executor knew that it is one."""
+        if self._catalog is not None and not self._catalog.listeners:
+            await self._read_earlier()
 
     def _fold(self, fact: Fact) -> None:
         if self._catalog is None:

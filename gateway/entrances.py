@@ -148,7 +148,7 @@ class Entrances:
                     "they are not",
                     served.model,
                 )
-            self._metrics.configure(served)
+        self._metrics.configure(served)  # whatever its content: its series may have begun again
         key = (served.model, served.version)
         entrance = Entrance(served, self._metrics.counts(*key), admission, _recording(served))
         self._known[key] = entrance

@@ -145,7 +145,8 @@ class GatewayMetrics(Collector):
         catalog.listeners.append(self._changed)
         self._dataplane = dataplane
         self._jobs = jobs
-        self._counts: dict[tuple[str, int], RequestCounts] = {}
+        self._counts: dict[str, dict[int, RequestCounts]] = {}
+        """By model and version: a search of all versions for each of many models would take seconds."""
         self._restarts: Counter[tuple[str, int]] = Counter()
         self._joint = joint
         self.log_epoch_changes: Callable[[], int] = lambda: 0
@@ -161,23 +162,23 @@ class GatewayMetrics(Collector):
         self._registry.register(self)
 
     def counts(self, model: str, version: int) -> RequestCounts:
-        found = self._counts.get((model, version))
+        of_model = self._counts.setdefault(model, {})
+        found = of_model.get(version)
         if found is None:
-            found = self._counts[(model, version)] = RequestCounts()
+            found = of_model[version] = RequestCounts()
         return found
 
     def _changed(self, model: str) -> None:
         """Forget the counts of a model's unloaded versions, as Triton does: loaded again, they begin at 0, whether or
         not the page was read in between.
         """
-        held = self._catalog.held(model)
-        self._forget([key for key in self._counts if key[0] == model and key[1] not in held])
-
-    def _forget(self, gone: Iterable[tuple[str, int]]) -> None:
-        for key in gone:
-            del self._counts[key]
-            self._restarts[key] += 1
-            self._latencies.drop(*key)
+        counts = self._counts.get(model, {})
+        for version in counts.keys() - self._catalog.held(model).keys():
+            del counts[version]
+            self._restarts[(model, version)] += 1
+            self._latencies.drop(model, version)
+        if not counts:
+            self._counts.pop(model, None)
 
     def configure(self, served: ServedVersion) -> None:
         """Measure what this version's configuration enables."""
@@ -200,7 +201,8 @@ class GatewayMetrics(Collector):
     def _collect(self) -> Iterable[Metric]:
         success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
         served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.held(m)]
-        self._forget(self._counts.keys() - set(served))  # a new log has others
+        for model in list(self._counts):
+            self._changed(model)  # a new log has others
         for model, version in served:
             counts = self.counts(model, version)
             if counts.latencies is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from executor_bench import WEIGHTS, linear, running, x
+from executor_bench import ME, WEIGHTS, Bench, linear, running, x
 from memory_log.log import MemoryLog
 
 from charonia import keys
@@ -136,6 +136,17 @@ async def test_a_reload_switches_to_the_new_files_and_one_without_change_does_no
         assert not any(isinstance(fact, VersionUnloaded) for fact in bench.control.facts())
 
 
+async def say(log: MemoryLog, *facts: Fact) -> None:
+    """Write control facts of another process."""
+    await log.append(keys.CONTROL, [part for fact in facts for part in (FIELD_FACT, pack_fact(fact))])
+
+
+def counted(bench: Bench) -> float | None:
+    page = bench.service.metrics.render().decode()
+    found = re.search(r'^nv_inference_count\{model="m",version="1"\} (\S+)', page, re.M)
+    return float(found[1]) if found else None
+
+
 @pytest.mark.parametrize("mode", ["explicit", "poll"])
 async def test_counters_begin_at_0_when_no_executor_has_the_version_any_more(mode: str, tmp_path: Path) -> None:
     """Those of gateways and batchers follow the same facts, so that all begin again together."""
@@ -144,17 +155,12 @@ async def test_counters_begin_at_0_when_no_executor_has_the_version_any_more(mod
     (model / "config.pbtxt").write_text(CONFIG)
     config = parse(CONFIG).SerializeToString()
 
-    async def say(*facts: Fact) -> None:
-        await log.append(keys.CONTROL, [part for fact in facts for part in (FIELD_FACT, pack_fact(fact))])
-
-    await say(ProcessJoined("executor", "earlier"), VersionLoaded("earlier", "m", 1, "h", 1, config))
+    await say(log, ProcessJoined("executor", "earlier"), VersionLoaded("earlier", "m", 1, "h", 1, config))
     named = {"load_model": ("m",)} if mode == "explicit" else {"repository_poll_secs": 3600}
     async with running(tmp_path, log=log, model_control_mode=mode, **named) as bench:
 
         def count() -> float | None:
-            page = bench.service.metrics.render().decode()
-            found = re.search(r'^nv_inference_count\{model="m",version="1"\} (\S+)', page, re.M)
-            return float(found[1]) if found else None
+            return counted(bench)
 
         async def until_counted(wanted: float | None) -> None:
             async with asyncio.timeout(30):
@@ -179,11 +185,45 @@ async def test_counters_begin_at_0_when_no_executor_has_the_version_any_more(mod
         assert count() == 1, "the other executor has it still"
         await change(to_load=True)
         assert count() == 1
-        await say(VersionUnloaded("earlier", "m", 1))
+        await say(log, VersionUnloaded("earlier", "m", 1))
         await change(to_load=False)
         await until_counted(None)
         await change(to_load=True)
         await until_counted(0)
+
+
+async def test_counters_go_on_in_a_new_log_that_another_executor_has_joined_first(tmp_path: Path) -> None:
+    """What an executor reads of others in the new log, before its own heartbeat shows that it is one, counts there."""
+    log, model = MemoryLog(), tmp_path / "m"
+    linear(model / "1" / "model.onnx")
+    (model / "config.pbtxt").write_text(CONFIG)
+    config = parse(CONFIG).SerializeToString()
+    other = ProcessJoined("executor", "other"), VersionLoaded("other", "m", 1, "h", 1, config)
+    async with running(tmp_path, log=log, model_control_mode="explicit", load_model=("m",)) as bench:
+
+        def said() -> list[Fact]:
+            return [fact for fact in bench.control.facts() if getattr(fact, "executor", "") in (ME, "other")]
+
+        _, record = await bench.accept("m", [Tensor.of("x", x(1))])
+        await bench.finished("m", await bench.dispatch("m", [record]))
+        async with asyncio.timeout(30):
+            while counted(bench) != 1:
+                await asyncio.sleep(0.001)
+        await log.delete_stream(keys.CONTROL)
+        await say(log, *other)
+        await bench.control.until(lambda: other[1] in said())
+        before = len(said())
+        log._epoch = "another"
+        # the last fact that is written again
+        await bench.control.until(lambda: any(isinstance(fact, RepositoryScanned) for fact in said()[before:]))
+        assert (await bench.request("unload", "m")).error == ""
+        unloaded = VersionUnloaded(ME, "m", 1)
+        await bench.control.until(lambda: unloaded in said())
+        assert counted(bench) == 1, "the other executor has it still"
+        await say(log, VersionUnloaded("other", "m", 1))
+        async with asyncio.timeout(30):
+            while counted(bench) is not None:
+                await asyncio.sleep(0.001)
 
 
 async def test_nothing_is_lost_while_models_are_reloaded_under_load(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -115,6 +117,20 @@ def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
     assert found("charonia_executor_executions_total", plain) == "0.0"
     loaded(metrics)
     assert [found(name) for name in counted] == ["0.0", "0", "0"]
+
+
+def test_a_change_of_each_of_many_models_takes_a_short_time() -> None:
+    """As when an executor that holds them drains."""
+    catalog, metrics, models = Catalog(), ExecutorMetrics(), [f"m{number}" for number in range(10_000)]
+    metrics.follow(catalog)
+    interface = ModelInterface.of(CONFIG)
+    for model in models:
+        metrics.loaded(model, interface, 1, 1, 0, CONFIG)
+    begin = time.process_time()
+    for model in models:
+        for listener in catalog.listeners:
+            listener(model)
+    assert time.process_time() - begin < 1.0
 
 
 def test_durations_of_each_request_that_was_won() -> None:

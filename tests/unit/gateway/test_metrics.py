@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.calls.unsent_counts import failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog
 from charonia.errors import (
     Cancelled,
@@ -25,9 +26,10 @@ from charonia.errors import (
 from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.facts.stream_notes import StreamsNote
 from charonia.models.config_forms import parse
-from charonia.options.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings, MetricsSettings
 from executors.configuration.config import normalise
 from gateway.dataplane import DataPlane
+from gateway.entrances import Entrances
 from gateway.metrics import GatewayMetrics, JobCounts, OpenStreams
 
 
@@ -110,6 +112,36 @@ async def test_a_version_that_is_loaded_again_begins_at_0_also_between_two_scrap
     assert found(4) == ["1.0", "5.0"]
     restarts = [line for line in metrics.render().decode().splitlines() if line.startswith("counter_restarts")]
     assert restarts == ['counter_restarts{model="m",version="3"} 1.0'], "for the page of all parts"
+
+
+async def test_latencies_of_a_version_that_is_loaded_again_are_measured_from_its_first_request() -> None:
+    """Also before the page is read."""
+    catalog, log = Catalog(), MemoryLog()
+    measured = MetricsSettings(summaries=True)
+    metrics = GatewayMetrics(catalog, DataPlane(log, GatewaySettings("g")), JobCounts(), measured)
+    entrances = Entrances(catalog, metrics, UnsentCounts(log), caches=False)
+    tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
+    config = normalise(parse(f'name: "m" backend: "python" input {tensor} output {tensor}')).SerializeToString()
+    catalog.apply(ProcessJoined("executor", "e"))
+    for _ in range(2):
+        catalog.apply(VersionLoaded("e", "m", 1, "h", 1, config))
+        entrances.of(catalog.find("m", 1)).counts.succeeded(1000)
+        assert '_request_summary_us_count{model="m",version="1"} 1\n' in metrics.render().decode()
+        catalog.apply(VersionUnloaded("e", "m", 1))
+
+
+async def test_a_change_of_each_of_many_models_takes_a_short_time() -> None:
+    """As when an executor that holds them drains."""
+    catalog = Catalog()
+    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts())
+    models = [f"m{number}" for number in range(10_000)]
+    for model in models:
+        metrics.counts(model, 1)
+    begin = time.process_time()
+    for model in models:
+        for listener in catalog.listeners:
+            listener(model)
+    assert time.process_time() - begin < 1.0
 
 
 class Log(MemoryLog):
