@@ -117,7 +117,7 @@ def _split(url: str) -> tuple[SplitResult, str]:
 
 def _check_rest(parts: SplitResult) -> None:
     """Raises `StartupError` for a part behind the hosts that can only be the end of a password."""
-    if "@" in parts.path or "@" in parts.fragment:
+    if any("@" in part for part in (parts.path, parts.fragment, parts.query.partition("=")[0])):
         raise StartupError(_CREDENTIALS)
 
 

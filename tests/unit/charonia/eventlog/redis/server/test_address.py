@@ -56,6 +56,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         "redis://:s#cret@log",
         "redis://:12#cret@log",
         "redis://me:12/cret@log",
+        "redis://me:12?cret@log",
         "redis:/me:secret@log",
         "redis://me:s[cret@log",
         "redis://me:scret\N{ACCOUNT OF}@log",
@@ -63,6 +64,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         "redis+sentinel://me:12/cret@log/jobs",
         "redis+cluster://me:s/cret@log",
         "redis+cluster://me:12/cret@log",
+        "redis+cluster://me:12?cret@log",
     ],
 )
 def test_what_is_not_encoded_in_a_password_is_refused_and_not_shown(url: str) -> None:
