@@ -244,6 +244,11 @@ def without_credentials(url: str) -> str:
 _CREDENTIALS = re.compile(r"\A((?:[a-z][a-z0-9+.-]*:/+)*).*@", re.IGNORECASE | re.DOTALL)
 
 
+def path_without_credentials(path: str) -> str:
+    """Returns a path as messages show it; one that is a URL, given by mistake, as `without_credentials` does."""
+    return without_credentials(path) if ":/" in path else path
+
+
 def refuse_passphrase() -> NoReturn:
     """Called by ssl for a key with a passphrase, which OpenSSL would ask for at the terminal or the standard input, and
     wait. Raises `OSError`.
