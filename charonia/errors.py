@@ -29,7 +29,7 @@ from __future__ import annotations
 import errno
 import re
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from typing import Self  # not in Python 3.10, which processes of python models may have
@@ -242,6 +242,18 @@ def without_credentials(url: str) -> str:
 
 
 _CREDENTIALS = re.compile(r"\A((?:[a-z][a-z0-9+.-]*:/+)*).*@", re.IGNORECASE | re.DOTALL)
+
+
+def path_without_credentials(path: str) -> str:
+    """Returns a path as messages show it; one that is a URL, given by mistake, as `without_credentials` does."""
+    return without_credentials(path) if ":/" in path else path
+
+
+def refuse_passphrase() -> NoReturn:
+    """Called by ssl for a key with a passphrase, which OpenSSL would ask for at the terminal or the standard input, and
+    wait. Raises `OSError`.
+    """
+    raise OSError("the key has a passphrase, which is not asked for: write it to its file without one")
 
 
 def is_unicode(text: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import StartupError
+from charonia.errors import StartupError, refuse_passphrase
 from charonia.options.settings import TlsSettings
 
 _log = logging.getLogger("charonia.gateway.tls")
@@ -109,7 +109,7 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(self._protocols)
-        context.load_cert_chain(settings.certificate, settings.key)
+        context.load_cert_chain(settings.certificate, settings.key, refuse_passphrase)
         if settings.root:
             context.load_verify_locations(settings.root)
         if settings.is_mutual:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
 
 from charonia.client.clients import SCHEMES, Address, has_scheme
 from charonia.errors import InvalidArgument, without_credentials
@@ -192,6 +194,7 @@ def checked(words: argparse.Namespace, default_url: str) -> BenchOptions:
     if not words.model:
         _refuse("-m is required: name the model to measure")
     url, is_grpc = _address(words, default_url)
+    url, headers = _signed(url, tuple(_header(text) for text in words.header))
     _check_metrics_url(words.metrics_url)
     if words.shared_memory == "cuda":
         _refuse("--shared-memory cuda is not supported: use system or none")
@@ -229,7 +232,7 @@ def checked(words: argparse.Namespace, default_url: str) -> BenchOptions:
         _ids(words.sequence_id_range),
         dict(_shape(text) for text in words.shape),
         dict(_request_parameter(text) for text in words.request_parameter),
-        tuple(_header(text) for text in words.header),
+        headers,
     )
 
 
@@ -280,6 +283,19 @@ def _address(words: argparse.Namespace, default_url: str) -> tuple[str, bool]:
         url = f"{('grpcs' if secure else 'grpc') if is_grpc else 'http'}://{url}"
     Address(url)  # raises for one that names no server
     return url, is_grpc
+
+
+def _signed(url: str, headers: tuple[tuple[str, str], ...]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The URL without its user and password, and the headers with them, unless one says already who asks."""
+    parts = urlsplit(url)
+    user, mark, host = parts.netloc.rpartition("@")
+    if not mark:
+        return url, headers
+    name, _, password = user.partition(":")
+    if user and not any(header.lower() == "authorization" for header, _ in headers):
+        basic = b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+        headers = (*headers, ("Authorization", f"Basic {basic}"))
+    return parts._replace(netloc=host).geturl(), headers
 
 
 def _check_metrics_url(url: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from charonia.errors import without_credentials
 from charonia.operations.text.rendering import table
 
 from .bench_options import BenchOptions
@@ -299,7 +298,7 @@ def document(run: Run, results: Sequence[LevelResult]) -> dict[str, Any]:
     return {
         "model": run.view.name,
         "version": run.view.version,
-        "url": without_credentials(options.url),
+        "url": options.url,
         "protocol": "grpc" if options.is_grpc else "http",
         "streaming": options.words.streaming,
         "batch": options.words.batch,

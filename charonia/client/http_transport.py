@@ -24,8 +24,11 @@ _PIECE_BYTES = 256 * 1024
 
 def _options(url: str, path: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> dict[str, Any]:
     """Options of a client; `path` is that of a Unix socket in the place of the URL's host, "" without one."""
+    server = httpx2.URL("http://localhost" if path else url)
     return {
-        "base_url": "http://localhost" if path else url,
+        # not in the URL, which httpx2 logs with each request
+        "auth": (server.username, server.password) if server.userinfo else None,
+        "base_url": server.copy_with(username="", password=""),
         # Tensors hardly shrink, and a server that compresses them is busy for a long time.
         "headers": {"user-agent": "charonia-client", "accept-encoding": "identity", **headers},
         "limits": httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),

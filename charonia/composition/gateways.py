@@ -8,7 +8,9 @@ program gets the port while no gateway listens (before the first is up, between 
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from pathlib import Path
 
 from charonia.errors import StartupError
@@ -36,10 +38,11 @@ def check_gateway(values: Values) -> None:
         from gateway.webhooks.addresses import Allowed
 
         Allowed.parse(values["webhook_allow"])
-    if values["tenant_header"] or values["api_keys"]:
+    header, keys = values["tenant_header"], unless_pipe(values["api_keys"])
+    if header or keys:
         from gateway.access.tenants import Tenants
 
-        Tenants.of(GatewaySettings("check", tenant_header=values["tenant_header"], api_keys=values["api_keys"]))
+        Tenants.of(GatewaySettings("check", tenant_header=header, api_keys=keys))
     for front, is_on in (("http", values["allow_http"] or values["allow_openai"]), ("grpc", values["allow_grpc"])):
         if is_on and (tls := tls_settings(front, values)) is not None:
             from gateway.tls import ServerTls, certificates
@@ -48,6 +51,15 @@ def check_gateway(values: Values) -> None:
                 certificates(tls)  # grpcio has a library of its own, which may take others than ours
             else:
                 ServerTls(tls, [])
+
+
+def unless_pipe(file: str) -> str:
+    """Return the name of a file that a check may read; "" for a pipe or terminal, whose content is gone once read."""
+    try:
+        kind = os.stat(file).st_mode
+    except (OSError, ValueError):
+        return file  # the check says why it cannot be read
+    return "" if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) else file
 
 
 def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:

@@ -34,11 +34,11 @@ from charonia.options.role_settings import (
     webhook_settings,
     without_warnings,
 )
-from charonia.options.values import GATEWAY, Values
+from charonia.options.values import GATEWAY, WEBHOOKS, Values
 from charonia.tasks import Tasks
 from executors.host import owned_folders
 
-from .gateways import check_gateway
+from .gateways import check_gateway, unless_pipe
 from .heartbeat_process import HeartbeatProcess, KeeperTerms
 from .logs import configure_logging
 
@@ -62,6 +62,8 @@ def run_role(role: str, values: Values) -> int:
     failpoints.activate(values["fail_points"])
     if not values["log_url"]:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
+    if role == WEBHOOKS:  # it reads no payloads: the server beside the log may not know it
+        values = {**values, "blob_url": "", "blob_password_file": ""}
     if values["report_fd"] < 0:  # serve has checked those of its parts
         check_role(role, values)
         check_urls(values)
@@ -92,8 +94,7 @@ async def _run(role: str, values: Values, keeper: HeartbeatProcess) -> int:
     await check_servers(values, keeper.url)
     keeper.start()
     log = open_log(keeper.url, durability=values.get("durability", "memory"))
-    if role != "webhooks":
-        await open_blobs(log, values)
+    await open_blobs(log, values)
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()
@@ -128,12 +129,13 @@ def check_urls(values: Values) -> None:
     from charonia.eventlog.redis.server.address import parse_address, with_password
 
     own = "unix:///server.sock"  # as that of serve's own log is
-    parse_address(with_password(values["log_url"] or own, values["log_password_file"]))
+    parse_address(with_password(values["log_url"] or own, unless_pipe(values["log_password_file"])))
     if values["blob_password_file"] and not values["blob_url"]:
         raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
     with without_warnings():
         cache = _cache_url(values)
-    others = {"--blob-url": _blob_url(values) if values["blob_url"] else "", "--cache-config": cache}
+    blobs = _blob_url({**values, "blob_password_file": unless_pipe(values["blob_password_file"])})
+    others = {"--blob-url": blobs if values["blob_url"] else "", "--cache-config": cache}
     for option, url in others.items():
         try:
             if url:

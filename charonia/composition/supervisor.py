@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from charonia.errors import StartupError
+from charonia.errors import StartupError, path_without_credentials
 from charonia.eventlog.embedded import SharedProcessor, short_directory
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
@@ -456,7 +456,7 @@ def _check_repositories(paths: tuple[str, ...]) -> None:
         if is_remote(path):
             parse(path)
         elif not path or not Path(path).is_dir():
-            raise StartupError(f"model repository '{path}' is not a directory")
+            raise StartupError(f"model repository '{path_without_credentials(path)}' is not a directory")
 
 
 def _is_colocated(values: Values) -> bool:

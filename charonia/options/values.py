@@ -98,7 +98,9 @@ def _flags(role: str, argv: Sequence[str]) -> dict[str, list[str]]:
         name = ALIASES.get(name, name)
         option = _BY_NAME.get(name)
         if option is None or (option.built and role not in option.roles):
-            raise StartupError(f"unknown option '--{name}'; 'charonia {role} --help' lists the options")
+            raise StartupError(
+                f"unknown option '--{without_credentials(name)}'; 'charonia {role} --help' lists the options"
+            )
         if not option.built:
             raise StartupError(_not_built(f"'--{name}'"))
         if not equals:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from charonia.errors import StartupError, Unavailable
+from charonia.errors import StartupError, Unavailable, path_without_credentials
 from charonia.models.names import can_be_model
 
 from . import model_directory
@@ -59,7 +59,8 @@ class LocalRoot:
     ) -> None:
         """Raise `StartupError` when the path is no directory."""
         if not Path(path).is_dir():
-            raise StartupError(f"the model repository '{path}' does not exist or is not a directory")
+            shown = path_without_credentials(str(path))
+            raise StartupError(f"the model repository '{shown}' does not exist or is not a directory")
         self.path = Path(path).absolute()
         self._config_name = config_name
         self.directories = directories

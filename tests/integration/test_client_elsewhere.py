@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import ssl
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +71,16 @@ def test_a_server_without_binary_tensors_gets_json(server: PlainServer, client: 
     assert headers["authorization"] == "Bearer x"
     assert headers["accept-encoding"] == "identity", "compressing tensors takes long and gains little"
     assert "traceparent" not in headers
+
+
+def test_the_user_of_a_url_is_sent_and_not_logged(server: PlainServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with Client(server.url.replace("://", "://me:s%40cret@")) as client:
+        assert client.infer("double", INPUTS)["Y"].tolist() == [2, 4]
+    (headers,) = server.inferences
+    assert headers["authorization"] == f"Basic {b64encode(b'me:s@cret').decode()}"
+    assert server.url in caplog.text
+    assert "cret" not in caplog.text
 
 
 async def test_the_same_for_asyncio(server: PlainServer) -> None:

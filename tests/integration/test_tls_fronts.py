@@ -16,7 +16,7 @@ from typing import Any
 
 import echo_handler as echo
 import pytest
-from certificates import HAS_OPENSSL, authority, certificate
+from certificates import HAS_OPENSSL, authority, certificate, encrypt
 from grpc_fronts import FRONTS
 from http_calls import read_reply, request
 
@@ -240,11 +240,32 @@ def test_serve_tries_the_files_before_it_starts_anything(
         (served / file).unlink()
     else:
         shutil.copy(made / content, served / file)
+    said = said.format(front=front, path=served / file)
+    assert said in serve_fails(served, front)
+
+
+@pytest.mark.parametrize("front", ["http", "grpc"])
+def test_serve_asks_for_no_passphrase(served: Path, front: str) -> None:
+    encrypt(served / "server.key")
+    assert "the key has a passphrase, which is not asked for" in serve_fails(served, front)
+
+
+def serve_fails(served: Path, front: str) -> str:
+    """The line with which serve ends that is given the files, and an input that does not end."""
     (served / "models").mkdir()
     words = [f"--model-repository={served}/models", f"--state-dir={served}/state", f"--{front}-use-ssl=true"]
     words += [f"--{front}-{option}={served}/{name}" for option, name in FILES.items()]
     command = [sys.executable, "-m", "charonia.cli", "serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300, check=False)
+    reader, writer = os.pipe()
+    try:
+        # in a session of its own it has no terminal to ask at
+        done = subprocess.run(
+            [*command, *words],
+            stdin=reader, capture_output=True, text=True, timeout=300, check=False, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(reader)
+        os.close(writer)
     assert done.returncode == 1
-    assert said.format(front=front, path=served / file) in done.stderr
     assert len(done.stderr.splitlines()) == 1, "nothing else was started"
+    return done.stderr

@@ -25,5 +25,12 @@ def certificate(directory: Path, name: str, signer: str) -> None:
     _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.crt")
 
 
+def encrypt(key: Path) -> None:
+    """Give the key in a file a passphrase, `secret`."""
+    encrypted = key.with_suffix(".encrypted")
+    _openssl(key.parent, "pkcs8", "-topk8", "-in", key.name, "-passout", "pass:secret", "-out", encrypted.name)
+    encrypted.replace(key)
+
+
 def _openssl(directory: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)

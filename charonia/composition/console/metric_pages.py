@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from charonia.errors import StartupError, without_credentials
+from charonia.errors import ENCODE_CREDENTIALS, StartupError, without_credentials
 from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
 from charonia.options.values import Values
@@ -27,11 +27,15 @@ def metrics_urls(values: Values, told: Mapping[str, str]) -> tuple[str, ...]:
     """Where the metrics are: as the options have it, else as a running `serve` has told. Raises `StartupError`."""
     given: tuple[str, ...] = values["metrics_url"]
     for address in given:
+        shown = without_credentials(address)
         if not address.startswith(("http://", "https://", "dns+http://", "unix:")):
+            raise StartupError(f"--metrics-url must begin with http://, https://, dns+http:// or unix:, got '{shown}'")
+        try:
+            _ = address.startswith("unix:") or urlsplit(address).port
+        except ValueError:  # its words may quote a password
             raise StartupError(
-                "--metrics-url must begin with http://, https://, dns+http:// or unix:, got "
-                f"'{without_credentials(address)}'"
-            )
+                f"--metrics-url '{shown}' cannot be read: its port is no number, or {ENCODE_CREDENTIALS}"
+            ) from None
     return given or ((f"http://{as_host(told['metrics'])}/metrics",) if "metrics" in told else ())
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
-from charonia.errors import ENCODE_CREDENTIALS, StartupError, without_credentials
+from charonia.errors import ENCODE_CREDENTIALS, StartupError, refuse_passphrase, without_credentials
 
 _SENTINEL = "redis+sentinel://"
 _SENTINEL_OVER_TLS = "rediss+sentinel://"
@@ -117,7 +117,7 @@ def _split(url: str) -> tuple[SplitResult, str]:
 
 def _check_rest(parts: SplitResult) -> None:
     """Raises `StartupError` for a part behind the hosts that can only be the end of a password."""
-    if "@" in parts.path or "@" in parts.fragment:
+    if any("@" in part for part in (parts.path, parts.fragment, parts.query.partition("=")[0])):
         raise StartupError(_CREDENTIALS)
 
 
@@ -201,7 +201,7 @@ def _tls(query: dict[str, str]) -> ssl.SSLContext:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if "ssl_certfile" in query:
-            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
+            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"), refuse_passphrase)
     except OSError as error:
         raise _UnusableCertificate(f"a certificate of the event log URL cannot be loaded: {error}") from None
     return context

@@ -41,6 +41,15 @@ def test_urls(line: str, url: str, grpc: bool) -> None:
     assert (found.url, found.is_grpc) == (url, grpc)
 
 
+def test_the_user_of_a_url_is_sent_with_each_request() -> None:
+    found = options("-u http://me:s%40cret@[::1]:9")
+    assert (found.url, found.headers) == ("http://[::1]:9", (("Authorization", "Basic bWU6c0BjcmV0"),))
+    found = options("-u https://me@host -H authorization:mine")
+    assert (found.url, found.headers) == ("https://host", (("authorization", "mine"),))
+    found = options("-u http+unix:///run/a@b")
+    assert (found.url, found.headers) == ("http+unix:///run/a@b", ())
+
+
 def test_values() -> None:
     found = options(
         "--request-rate-range 10:50.5:0.5 --request-distribution poisson --percentile 95 -H Authorization:Bearer:x "

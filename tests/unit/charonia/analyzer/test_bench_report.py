@@ -197,7 +197,7 @@ def _rounded(found: re.Match[str]) -> str:
 
 def test_a_report_holds_no_credentials() -> None:
     found = document(run("-u http://me:secret@host:8000"), [])
-    assert found["url"] == "http://***@host:8000"
+    assert found["url"] == "http://host:8000"
 
 
 def test_the_document_and_the_page() -> None:

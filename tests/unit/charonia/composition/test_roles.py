@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from charonia.composition import roles
+from charonia.composition.gateways import check_gateway
 from charonia.errors import StartupError
 from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOKS, parse
 
@@ -16,6 +19,7 @@ from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOK
         (EXECUTOR, "--rate-limit=bad", "--rate-limit must be"),
         (BATCHER, "--cache-config=bad", "--cache-config must be"),
         (GATEWAY, "--api-keys=/none/such", "--api-keys: /none/such cannot be read"),
+        (GATEWAY, f"--api-keys=/{'x' * 300}", "cannot be read: File name too long"),
         (GATEWAY, "--tenant-header=a:b", "--tenant-header must be the name of a header"),
         (GATEWAY, "--http-use-ssl=true", "--http-use-ssl needs --http-server-key"),
         (GATEWAY, "--http-restricted-api=bad:a=b", "unknown restricted api 'bad'"),
@@ -47,3 +51,36 @@ def test_each_role_checks_the_urls_that_it_has(role: str) -> None:
 async def test_a_role_without_the_cache_knows_whether_the_log_is_safe(role: str) -> None:
     values = parse(role, ["--log-url=unix:///none", "--require-secure-log=true"], {}, {})
     await roles.check_servers(values, values["log_url"])
+
+
+@pytest.mark.parametrize("option", ["--log-password-file", "--blob-password-file", "--api-keys"])
+def test_checks_leave_what_comes_through_a_pipe_to_its_reader(option: str) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as end:
+        with os.fdopen(writer, "wb") as secrets:
+            secrets.write(b"[tenants.a]")
+        urls = ["--log-url=unix:///none", "--blob-url=redis://me@blobs"]
+        values = parse(GATEWAY, [*urls, f"{option}=/dev/fd/{reader}"], {}, {})
+        roles.check_urls(values)
+        check_gateway(values)
+        assert end.read() == b"[tenants.a]"
+
+
+def test_a_password_that_needs_a_url_is_refused_without_being_read() -> None:
+    values = parse(GATEWAY, ["--log-url=unix:///none", "--blob-password-file=/dev/null"], {}, {})
+    with pytest.raises(StartupError, match="--blob-password-file needs --blob-url"):
+        roles.check_urls(values)
+
+
+def test_webhooks_need_no_password_of_a_server_that_they_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ForkedError(Exception):
+        pass
+
+    def fork(*_: object) -> None:
+        raise ForkedError
+
+    monkeypatch.setattr(roles, "configure_logging", lambda _: None)
+    monkeypatch.setattr(roles.HeartbeatProcess, "fork", fork)
+    options = ["--log-url=unix:///none", "--blob-url=redis://blobs", "--blob-password-file=/none/such"]
+    with pytest.raises(ForkedError):
+        roles.run_role(WEBHOOKS, parse(WEBHOOKS, [*options, "--webhook-secrets=/none"], {}, {}))

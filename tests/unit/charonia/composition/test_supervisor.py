@@ -119,6 +119,7 @@ async def test_a_server_is_ready_when_its_parts_are(tmp_path: Path, monkeypatch:
             "--cache-config=redis,host=h,tls_enabled=true,cacert=/none/such",
             "a certificate of the URL of --cache-config cannot be loaded",
         ),
+        ("--model-repository=http://me:secret@host", "model repository 'http://***@host' is not a directory"),
         ("--tenant-header=a:b", "--tenant-header must be the name of a header, got 'a:b'"),
         ("--api-keys=/none/such", "--api-keys: /none/such cannot be read"),
         ("--http-use-ssl=true", "--http-use-ssl needs --http-server-key and --http-server-cert"),

@@ -47,6 +47,7 @@ def test_precedence() -> None:
     [
         (["x"], {}, {}, "unexpected argument 'x'"),
         (["--none=1"], {}, {}, "unknown option '--none'"),
+        (["--log-url:redis://me:secret@host"], {}, {}, "unknown option '--***@host'"),
         (["--executors"], {}, {}, "option '--executors' needs a value"),
         (["--executors=two"], {}, {}, "--executors must be a number, got 'two'"),
         (["--executors=0"], {}, {}, "--executors must be between 1 and 1024, got '0'"),

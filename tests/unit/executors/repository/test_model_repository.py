@@ -144,6 +144,8 @@ def test_bad_configuration_name(tmp_path: Path, name: str) -> None:
     ("path", "sentence"),
     [
         ("missing", "does not exist or is not a directory"),
+        ("/missing/a@b", "'/missing/a@b' does not exist or is not a directory"),
+        ("http://me:secret@host/models", r"'http://\*\*\*@host/models' does not exist or is not a directory"),
         ("s3://bucket/path", "remote model repositories cannot be used here"),
     ],
 )

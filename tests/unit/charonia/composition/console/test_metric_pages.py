@@ -25,6 +25,12 @@ def test_metrics_are_where_the_options_or_the_server_say() -> None:
             metrics_urls(parse(CONSOLE, [f"--metrics-url={wrong}"], {}, {}), {})
     with pytest.raises(StartupError, match=r"got 'ftp://\*\*\*@host'"):
         metrics_urls(parse(CONSOLE, ["--metrics-url=ftp://me:secret@host"], {}, {}), {})
+    for wrong in ("http://host:port/metrics", "dns+http://me:s/cret@host/metrics", "https://[::1/metrics"):
+        with pytest.raises(StartupError, match="cannot be read: its port is no number") as refused:
+            metrics_urls(parse(CONSOLE, [f"--metrics-url={wrong}"], {}, {}), {})
+        assert "cret" not in str(refused.value)
+    for right in ("http://[::1]:8002/metrics", "dns+http://me:s%2Fcret@host/metrics", "unix:/run/a:b@[c.sock"):
+        assert metrics_urls(parse(CONSOLE, [f"--metrics-url={right}"], {}, {}), {}) == (right,)
     lines = "dns+http://gateway:8002/metrics\ndns+http://executor:8002/metrics"
     of_environment = parse(CONSOLE, [], {"CHARONIA_METRICS_URL": lines}, {})
     assert metrics_urls(of_environment, {}) == tuple(lines.split())

@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from certificates import HAS_OPENSSL, authority, encrypt
 
 from charonia.errors import StartupError
 from charonia.eventlog.redis.server.address import parse_address, with_password
@@ -55,6 +56,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         "redis://:s#cret@log",
         "redis://:12#cret@log",
         "redis://me:12/cret@log",
+        "redis://me:12?cret@log",
         "redis:/me:secret@log",
         "redis://me:s[cret@log",
         "redis://me:scret\N{ACCOUNT OF}@log",
@@ -62,6 +64,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         "redis+sentinel://me:12/cret@log/jobs",
         "redis+cluster://me:s/cret@log",
         "redis+cluster://me:12/cret@log",
+        "redis+cluster://me:12?cret@log",
     ],
 )
 def test_what_is_not_encoded_in_a_password_is_refused_and_not_shown(url: str) -> None:
@@ -73,6 +76,14 @@ def test_what_is_not_encoded_in_a_password_is_refused_and_not_shown(url: str) ->
 def test_a_certificate_whose_name_has_the_sign_behind_credentials_is_no_password(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"a certificate of the event log URL cannot be loaded: .*No such file"):
         parse_address(f"rediss://me:secret@log?ssl_ca_certs={tmp_path}/ours@none.crt")
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="openssl makes the key")
+def test_a_key_with_a_passphrase_is_refused_and_nobody_asked(tmp_path: Path) -> None:
+    authority(tmp_path, "ours")
+    encrypt(tmp_path / "ours.key")
+    with pytest.raises(StartupError, match=r"cannot be loaded: the key has a passphrase, which is not asked for"):
+        parse_address(f"rediss://log?ssl_certfile={tmp_path}/ours.crt&ssl_keyfile={tmp_path}/ours.key")
 
 
 def test_a_socket_may_have_the_sign_behind_credentials_in_its_name() -> None:
