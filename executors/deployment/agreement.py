@@ -192,8 +192,10 @@ class Agreement:
 
     def differs(self, model: str) -> bool:
         """Whether a load would bring a model closer to what other executors serve."""
+        if model in self._left_to_others:  # also to executors that serve what a later load brought, if it failed here
+            return not self._elsewhere.has_override(model)
         if self._elsewhere.of(model) is None:
-            return model in self._left_to_others
+            return False
         return bool(self._lifecycle.ready_versions(model)) and self._lifecycle.override(model) is None
 
     async def _load_as_others(self, model: str) -> None:
