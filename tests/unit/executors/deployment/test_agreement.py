@@ -178,6 +178,26 @@ def test_what_another_executor_serves_by_a_later_load_is_not_tried_again(loop: M
     assert attempts(executor) == 1
 
 
+def test_the_delay_does_not_grow_with_the_versions_that_change_at_once(
+    loop: MemoryLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each change is a load of its own."""
+    executor = lost_by_others(loop, FULL, FULL, FULL, FULL, None)
+
+    async def change() -> None:
+        changes = asyncio.gather(*(executor.agreement.agree("m") for _ in range(3)))
+        async with executor.lock("m"):  # a load is under way
+            await asyncio.sleep(0)
+        await changes
+
+    loop.run_until_complete(change())
+    assert attempts(executor) == 4
+    assert "in 10 s" in caplog.text
+    assert "in 20 s" not in caplog.text
+    loop.advance(10)
+    assert attempts(executor) == 5
+
+
 def test_a_change_is_not_kept_waiting_by_the_next_try(loop: MemoryLoop) -> None:
     executor = lost_by_others(loop, FULL, None)
     loop.run_until_complete(executor.agreement.agree("m"))
