@@ -7,7 +7,7 @@ finds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from charonia.facts.events import (
@@ -52,6 +52,8 @@ class _Survey:
     loaded: dict[tuple[str, str, int], int] = field(default_factory=dict)
     held_before: set[int] = field(default_factory=set)
     """Facts that the next fact of the same kind replaces at once."""
+    tried_again: set[int] = field(default_factory=set)
+    """Attempts at a load that fails again and again, but for the first and the last."""
     health: dict[tuple[str, str, int], int] = field(default_factory=dict)
     last_said: dict[tuple[str, str], int] = field(default_factory=dict)
     last_weights: int = -1
@@ -66,6 +68,7 @@ def superseded(facts: Sequence[Fact]) -> list[int]:
     """
     survey = _processes(facts)
     _versions(facts, survey)
+    survey.tried_again.update(_tried_again(facts))
     return [at for at, fact in enumerate(facts) if _is_needless(at, fact, survey)]
 
 
@@ -139,6 +142,50 @@ def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
             survey.last_said[_about(fact)] = at
 
 
+def _tried_again(facts: Sequence[Fact]) -> Iterator[int]:
+    """Which attempts at a load change nothing. After the first failure in a row of them only the last attempt counts.
+
+    Facts that may change the version or its executor in between end the row.
+    """
+    rows: dict[tuple[str, int], dict[str, list[int]]] = {}
+    """Positions by model and version, and executor."""
+    for at, fact in enumerate(facts):
+        ended: list[list[int]] = []
+        if isinstance(fact, RepositoryScanned) or (
+            isinstance(fact, ProcessJoined | ProcessLeft) and fact.role == "executor"
+        ):
+            ended = [row for of_version in rows.values() for row in of_version.values()]
+            rows.clear()
+        elif isinstance(fact, _OfVersion):
+            of_version = rows.setdefault((fact.model, fact.version), {})
+            if _is_attempt(fact):
+                of_version.setdefault(fact.executor, []).append(at)
+            elif _tells_others(fact):
+                ended = list(of_version.values())
+                of_version.clear()
+            else:
+                ended = [of_version.pop(fact.executor, [])]
+        for row in ended:
+            yield from _between(facts, row)
+    for of_version in rows.values():
+        for row in of_version.values():
+            yield from _between(facts, row)
+
+
+def _is_attempt(fact: Fact) -> bool:
+    return isinstance(fact, VersionFailed) or (isinstance(fact, VersionStateChanged) and fact.state == "LOADING")
+
+
+def _between(facts: Sequence[Fact], row: Sequence[int]) -> list[int]:
+    """What is between the first failure in a row of attempts and the last attempt."""
+    failed = [at for at in row if isinstance(facts[at], VersionFailed)]
+    if not failed:
+        return []
+    begun = [at for at in row if at > failed[0] and not isinstance(facts[at], VersionFailed)]
+    kept = {failed[0], failed[-1], *begun[-1:]}
+    return [at for at in row if at > failed[0] and at not in kept]
+
+
 def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
     replaced = survey.replaced
     match fact:
@@ -170,7 +217,7 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
             return at < max(told_at, survey.health[key]) or fact.executor in replaced
     if not isinstance(fact, _OfVersion):
         return False
-    if at in survey.held_before:
+    if at in survey.held_before or at in survey.tried_again:
         return True
     told_anew = at < survey.loaded.get((fact.executor, fact.model, fact.version), -1)
     if _tells_others(fact):

@@ -192,11 +192,14 @@ class Agreement:
 
     def differs(self, model: str) -> bool:
         """Whether a load would bring a model closer to what other executors serve."""
+        if model in self._left_to_others:  # also to executors that serve what a later load brought, if it failed here
+            return not self._elsewhere.has_override(model)
         if self._elsewhere.of(model) is None:
-            return model in self._left_to_others
+            return False
         return bool(self._lifecycle.ready_versions(model)) and self._lifecycle.override(model) is None
 
     async def _load_as_others(self, model: str) -> None:
+        failures, _ = self._retries.get(model, (0, None))  # the loads of several changes at once count as one
         try:
             await self._loads.load(model, None, to_agree=True)
         except NotPlacedHere as error:
@@ -204,14 +207,13 @@ class Agreement:
             _log.warning("%s is not served here any more: %s", model, error)
             await self._composition.loaded(model)
         except Exception as error:
-            self._retry(model, error)
+            self._retry(model, failures + 1, error)
 
-    def _retry(self, model: str, error: Exception) -> None:
+    def _retry(self, model: str, failures: int, error: Exception) -> None:
         """Load a model again after a while: the reason may pass, as a lack of memory does, and no change may follow."""
         if self._closed:
             _log.error("failed to load %s: %s", model, as_error(error))
             return
-        failures = self._retries[model][0] + 1 if model in self._retries else 1
         self._end_retries(model)
         delay_s = retry_delay_s(failures)
         unexpected = None if isinstance(error, CharoniaError) else error

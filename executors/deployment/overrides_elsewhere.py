@@ -56,7 +56,7 @@ class OverridesElsewhere:
             _remember(self._heard, request.request_id)
 
     def apply(self, fact: Any) -> Collection[str]:
-        """Fold one control fact; return the models for which `of` or `is_of_repository` may have changed."""
+        """Fold one control fact; return the models for which the answers below may have changed."""
         match fact:
             case ProcessJoined() if fact.role == "executor":
                 self._away.discard(fact.incarnation)
@@ -96,6 +96,11 @@ class OverridesElsewhere:
             if loaded.executor not in self._away and loaded.override_id and loaded.override_id not in self._heard:
                 return loaded
         return None
+
+    def has_override(self, model: str) -> bool:
+        """Whether another executor serves a version of a model with an override, of any request."""
+        found = self._loaded.get(model, {}).values()
+        return any(loaded.override_id and loaded.executor not in self._away for loaded in found)
 
     def end_files(self, model: str) -> None:
         """A load that was carried out here ends the files of all earlier requests; other executors are about to."""

@@ -283,6 +283,29 @@ async def test_files_that_were_not_known_of_at_the_start_are_left_to_others(
         await two.until_served("e-2", {1: served.content_hash})
 
 
+async def test_a_model_stays_left_to_others_where_a_load_with_new_files_succeeds_only_there(
+    two: Two, repository: Path, tmp_path: Path
+) -> None:
+    """The repository's files would be served beside the ones that the client has brought last."""
+    async with two.executor("e-2", repository, "m") as second:
+        of_repository = two.served("e-2")
+        await two.report("e-1", 1)
+        await two.until_served("e-2", {})
+        bad = tmp_path / "bad.onnx"
+        await asyncio.to_thread(bad.write_bytes, b"cannot be loaded at this executor")
+        assert "parsing failed" in (await two.bring(bad))["e-2"]
+        agreement = second.service._deployment.agreement
+        later = VersionLoaded("e-1", "m", 1, "later", 1, b"", override_id="request-1")
+        await two.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(later)])
+        async with asyncio.timeout(30):
+            while later not in agreement._elsewhere._loaded["m"].values():
+                await asyncio.sleep(0.001)
+        await agreement.agree("m")
+        assert two.served("e-2") == {}
+        await two.lost("e-1")
+        await two.until_served("e-2", of_repository)
+
+
 async def test_a_model_is_left_once_however_many_versions_others_report(two: Two, repository: Path) -> None:
     """Each wait for a lost executor would keep a client's load waiting."""
     async with two.executor("e-2", repository, "m") as second:

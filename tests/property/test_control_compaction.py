@@ -176,6 +176,33 @@ def test_a_version_that_the_index_says_is_ready_has_an_executor(history: list[Fa
             assert all(catalog.executors[executor].versions.get(row.model, 1) for executor in served.slots)
 
 
+attempts = st.one_of(
+    st.builds(lambda e: VersionStateChanged(e, "a", 1, "LOADING"), st.sampled_from(["e1", "e2"])),
+    st.builds(
+        lambda e, why: VersionFailed(e, "a", 1, 1, why), st.sampled_from(["e1", "e2"]), st.sampled_from(["one", "two"])
+    ),
+)
+between = facts.filter(lambda fact: not isinstance(fact, VersionHealthChanged | ExecutorDescribed))
+"""What may change a version or its executor."""
+
+
+@settings(max_examples=examples(500))
+@given(st.lists(attempts | attempts | between, max_size=30), st.lists(between, max_size=5))
+def test_no_attempt_at_a_load_that_is_needed_goes(history: list[Fact], later: list[Fact]) -> None:
+    test_nothing_that_is_needed_goes.hypothesis.inner_test([*JOINED, *history], later)  # type: ignore[attr-defined]
+
+
+def test_attempts_at_a_load_that_fails_again_and_again_leave_the_first_and_the_last() -> None:
+    failing: list[list[Fact]] = [
+        [VersionStateChanged("e1", "a", 1, "LOADING"), VersionFailed("e1", "a", 1, 1, "no memory")],
+        [VersionFailed("e1", "a", -1, 1, "no object store")],
+    ]
+    for attempt in failing:
+        for before in ([], [VersionLoaded("e1", "a", 1, "h", 1, CONFIGS["a"])]):
+            history = [*JOINED, *before, *attempt * 50]
+            assert len(history) - len(superseded(history)) <= len(JOINED) + len(before) + 2 * len(attempt)
+
+
 def test_what_came_and_went_leaves_nothing() -> None:
     history: list[Fact] = []
     for number in range(50):

@@ -16,6 +16,7 @@ from executors.deployment.lifecycle import Lifecycle
 from executors.loading.placement_rules import NotPlacedHere
 
 FILES = VersionLoaded("other", "m", 1, "brought", 1, b"", override_id="early")
+LATER = VersionLoaded("other", "m", 1, "brought later", 1, b"", override_id="later")
 LOST = ProcessLeft("executor", "other", "lost")
 FULL = Unavailable("the disk is full")
 
@@ -61,10 +62,11 @@ class Executor:
 
     async def load(self, model: str, request: None, *, to_agree: bool) -> None:
         assert to_agree
-        self.happened.append(f"load {model}")
-        if (error := self.results.pop(0)) is not None:
-            raise error
-        self.agreement.loaded(model, ends_files=False)
+        async with self._lock:
+            self.happened.append(f"load {model}")
+            if (error := self.results.pop(0)) is not None:
+                raise error
+            self.agreement.loaded(model, ends_files=False)
 
     async def drop(self, model: str) -> None:
         self.happened.append(f"drop {model}")
@@ -97,6 +99,16 @@ async def test_a_load_that_a_client_requests_is_not_left() -> None:
     await executor.hear(ProcessJoined("executor", "other"), FILES)
     assert await executor.agreement.override("m", ModelRequested("load", "m", "late")) is None
     assert executor.happened == []
+
+
+async def test_a_model_stays_left_to_those_that_serve_a_later_load_which_failed_here() -> None:
+    executor = Executor(None)
+    await executor.leaves()
+    executor.agreement.requested(ModelRequested("load", "m", "later", "{}"))
+    await executor.hear(LATER)
+    assert executor.happened[2:] == [], "the repository's files would be other ones"
+    await executor.hear(LOST)
+    assert executor.happened[2:] == ["load m"]
 
 
 async def test_ensembles_are_tried_where_a_model_is_placed_elsewhere() -> None:
@@ -156,6 +168,34 @@ def test_what_another_executor_serves_again_is_not_tried_again(loop: MemoryLoop)
     loop.run_until_complete(executor.hear(ProcessJoined("executor", "other"), FILES))
     loop.advance(10_000)
     assert attempts(executor) == 1
+
+
+def test_what_another_executor_serves_by_a_later_load_is_not_tried_again(loop: MemoryLoop) -> None:
+    executor = lost_by_others(loop, FULL)
+    executor.agreement.requested(ModelRequested("load", "m", "later", "{}"))
+    loop.run_until_complete(executor.hear(ProcessJoined("executor", "other"), LATER))
+    loop.advance(10_000)
+    assert attempts(executor) == 1
+
+
+def test_the_delay_does_not_grow_with_the_versions_that_change_at_once(
+    loop: MemoryLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each change is a load of its own."""
+    executor = lost_by_others(loop, FULL, FULL, FULL, FULL, None)
+
+    async def change() -> None:
+        changes = asyncio.gather(*(executor.agreement.agree("m") for _ in range(3)))
+        async with executor.lock("m"):  # a load is under way
+            await asyncio.sleep(0)
+        await changes
+
+    loop.run_until_complete(change())
+    assert attempts(executor) == 4
+    assert "in 10 s" in caplog.text
+    assert "in 20 s" not in caplog.text
+    loop.advance(10)
+    assert attempts(executor) == 5
 
 
 def test_a_change_is_not_kept_waiting_by_the_next_try(loop: MemoryLoop) -> None:

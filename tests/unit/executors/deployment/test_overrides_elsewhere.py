@@ -71,6 +71,17 @@ def test_an_executor_that_drains_counts_again_once_it_has_joined_again() -> None
     assert elsewhere.of("m") is not None
 
 
+def test_a_model_has_an_override_also_where_this_executor_carries_its_request_out() -> None:
+    elsewhere = OverridesElsewhere("me")
+    elsewhere.requested(ModelRequested("load", "m", "late", "{}"))
+    elsewhere.apply(loaded("one"))
+    assert not elsewhere.has_override("m")
+    elsewhere.apply(loaded(override="late"))
+    assert elsewhere.has_override("m")
+    elsewhere.presume_lost("other")
+    assert not elsewhere.has_override("m")
+
+
 def test_the_same_content_is_not_taken_for_the_repositorys() -> None:
     """Executors of older releases do not say that a request brought it."""
     elsewhere = OverridesElsewhere("me")
