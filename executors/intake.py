@@ -43,11 +43,12 @@ from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
 from .settling.checkpoints import is_late, restore
 from .settling.progress_records import read_progress
+from .settling.reply_sockets import ReplySockets
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
 from .settling.usage_counts import UsageCounts
-from .settling.wave_settler import ReplySockets, WaveSettler
+from .settling.wave_settler import WaveSettler
 
 _log = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ from .repository.model_repository import ModelRepository
 from .running.limiter_reports import LimiterMetrics, WaitReports
 from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
-from .settling.wave_settler import ReplySockets
+from .settling.reply_sockets import ReplySockets
 
 _log = logging.getLogger(__name__)
 

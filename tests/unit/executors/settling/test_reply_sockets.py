@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from charonia.eventlog.payloads import PayloadDirectory
-from executors.settling.wave_settler import _MOST_REPLY_BYTES, _MOST_UNSENT_BYTES, ReplySockets
+from executors.settling.reply_sockets import _MOST_REPLY_BYTES, _MOST_UNSENT_BYTES, ReplySockets
 
 PATIENCE_S = 20
 GATEWAY = "gw-1"
@@ -150,5 +150,5 @@ async def test_a_gateway_that_has_gone_is_noticed_and_found_again(bench: Any, mo
             await asyncio.sleep(0.001)
     assert bench.sockets.mark(GATEWAY) is None, "it waits for nothing"
     bench.gateway.connected.clear()
-    monkeypatch.setattr("executors.settling.wave_settler._TRY_AGAIN_NS", 0)
+    monkeypatch.setattr("executors.settling.reply_sockets._TRY_AGAIN_NS", 0)
     await connect(bench)

@@ -23,9 +23,10 @@ from executors.batches.batch_results import Execution
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
 from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.reply_sockets import ReplySockets
 from executors.settling.settler import OwnerReports
 from executors.settling.usage_counts import UsageCounts
-from executors.settling.wave_settler import ReplySockets, WaveSettler
+from executors.settling.wave_settler import WaveSettler
 
 PATIENCE_S = 20
 LAZY, QUICK = "gw-lazy", "gw-quick"
