@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
-from e2e_asking import client, inputs
+from e2e_asking import client, inputs, until_requests_wait_without
 from e2e_models import SCALING_IO, WIDTH, python
 from e2e_parts import Part, parts_over_a_log
-
-from charonia.eventlog.control import folded_control
-from charonia.eventlog.redis import open_log
-from charonia.facts.events import ProcessLeft
 
 SCALING = """
 import os
@@ -42,24 +37,6 @@ def answer(gateway: Part) -> list[float]:
         return list(asking.infer("m", inputs("http", INPUT0=X)).as_numpy("OUTPUT0")[0])
 
 
-async def until_its_requests_wait(log_url: str, executor: str) -> None:
-    """Until the requests for `m` would wait if this executor were lost. One that is lost before it has written anything
-    since a younger one joined counts as succeeded by that one.
-    """
-    log = open_log(log_url)
-    await log.open()
-    try:
-        async with asyncio.timeout(60):
-            held: object = None
-            while not held:
-                catalog = await folded_control(log)
-                catalog.apply(ProcessLeft("executor", executor, "lost"))
-                held = catalog.held("m")
-                await asyncio.sleep(0.01)
-    finally:
-        await log.close()
-
-
 @pytest.mark.long
 def test_a_model_is_taken_over_although_memory_is_short_at_first(tmp_path: Path) -> None:
     short = tmp_path / "memory_is_short"
@@ -79,7 +56,8 @@ def test_a_model_is_taken_over_although_memory_is_short_at_first(tmp_path: Path)
         assert answer(gateway) == [15] * WIDTH
         second = parts.start("executor", "second", *flags)
         left = second.until_says(r"m is not loaded here: executor (\S+) serves files of a load request")
-        asyncio.run(until_its_requests_wait(parts.log_url, left[1]))
+        second.until_says("executor is up")
+        until_requests_wait_without(parts.log_url, left[1], "m")
         short.touch()
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -17,7 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 from controlled_models import factor
-from e2e_asking import Gate, client, index, infer, inputs, pending, post, settle, statistics, until
+from e2e_asking import (
+    Gate,
+    client,
+    index,
+    infer,
+    inputs,
+    pending,
+    post,
+    settle,
+    statistics,
+    until,
+    until_requests_wait_without,
+)
 from e2e_models import WIDTH, gated, put, scaling, scaling_graph
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -360,9 +373,12 @@ def test_brought_files_outlive_one_of_two_executors(tmp_path: Path) -> None:
 
         def is_left_to_the_other() -> bool:
             assert factor(server, "a") == 11
-            return "a is not loaded here: executor" in server.log()
+            return server.log().count("executor is up") == 3
 
-        until("the new executor has left the model to the other one", is_left_to_the_other)
+        until("the new executor is up, and has left the model to the other one", is_left_to_the_other)
+        left = re.search(r"a is not loaded here: executor (\S+) serves files", server.log())
+        assert left is not None
+        until_requests_wait_without(server.log_url, left[1], "a")
         os.kill(second, signal.SIGKILL)
 
         def has_the_repositorys() -> bool:

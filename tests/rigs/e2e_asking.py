@@ -17,7 +17,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import np_to_triton_dtype
 
+from charonia.eventlog.control import folded_control
 from charonia.eventlog.redis import open_log
+from charonia.facts.events import ProcessLeft
 
 T = TypeVar("T")
 
@@ -47,6 +49,25 @@ def until_equal(what: str, look: Callable[[], T], expected: T, timeout_s: float 
         until(what, same, timeout_s)
     except AssertionError as error:
         raise AssertionError(f"{error}\nexpected {expected}\nseen last {seen[0]}") from None
+
+
+def until_requests_wait_without(log_url: str, executor: str, model: str) -> None:
+    """Until the requests for a model would wait if this executor were lost. One that is lost before it has written
+    anything since a younger one joined counts as succeeded by that one, and so does one that is lost before that one is
+    up: wait for this first.
+    """
+
+    async def waits() -> bool:
+        log = open_log(log_url)
+        await log.open()
+        try:
+            catalog = await folded_control(log)
+        finally:
+            await log.close()
+        catalog.apply(ProcessLeft("executor", executor, "lost"))
+        return bool(catalog.held(model))
+
+    until(f"requests for '{model}' would wait without {executor}", lambda: asyncio.run(waits()))
 
 
 @contextmanager
