@@ -369,9 +369,10 @@ class DispatchedBatches:
         return batch.requests
 
     def puts_off(self, fact: BatchEnd) -> bool:
-        """Whether the end of a batch waits for its requests that have an outcome. An executor reports the end of waves
-        first and settles them up to 10 ms later, those that were burst after another answer of the log. If it is killed
-        in between, they must run again.
+        """Keep this report of a batch's end until all its requests with an outcome are settled; False if they are.
+
+        An executor reports the end of waves before it settles them. Requests of burst waves must run again if it is
+        killed in between.
         """
         batch = self._batches.get(fact.batch_id)
         if batch is None or not batch.is_burst or _is_settled(batch, fact):
@@ -381,7 +382,7 @@ class DispatchedBatches:
         return True
 
     def take_put_off(self) -> list[BatchEnd]:
-        """The ends that were put off, of batches whose requests are settled now."""
+        """Return the kept reports of batches whose requests are settled now, and keep them no longer."""
         if not self._put_off:
             return []
         taken = [fact for batch_id, fact in self._put_off.items() if _is_settled(self._batches[batch_id], fact)]

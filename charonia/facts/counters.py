@@ -43,9 +43,10 @@ def of_failures(count: int, waited_ns: int, reason: str) -> dict[str, int]:
 
 
 def without(increments: Mapping[str, int], requests: int, rows: int) -> dict[str, int]:
-    """The increments of executions, but for `requests` of their successful requests, which had `rows` rows together.
+    """Return increments of executions without `requests` of their successful requests, which had `rows` rows together.
 
-    Of the times, all requests have the same share. `charonia/eventlog/scripts/end_waves.lua` does the same.
+    Each request has the same share of the times. `leave_out` in `charonia/eventlog/scripts/fold_statistics.lua` does
+    the same.
     """
     total = max(1, increments.get("success_count", 0))
     left = max(0, total - requests)
@@ -59,7 +60,7 @@ def without(increments: Mapping[str, int], requests: int, rows: int) -> dict[str
 
 
 def share_of(increments: Mapping[str, int], requests: int, rows: int) -> dict[str, int]:
-    """What `requests` of the successful requests of executions, with `rows` rows together, have of their increments."""
+    """Return the part of increments of executions that `without` leaves out: that of `requests` successful requests."""
     total = increments.get("success_count", 0)
     if not total or not requests:
         return {}
@@ -69,7 +70,7 @@ def share_of(increments: Mapping[str, int], requests: int, rows: int) -> dict[st
 
 
 def of_runs(increments: Mapping[str, int]) -> dict[str, int]:
-    """What increments have beside those of successful requests: those of the executions, and of failures."""
+    """Return only the increments that do not belong to successful requests: of the executions, and of failures."""
     left_out = {*_OF_ONE_REQUEST, "inference_count"}
     return {name: amount for name, amount in increments.items() if name not in left_out}
 

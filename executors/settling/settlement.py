@@ -163,8 +163,8 @@ def increments(
 
 
 def rows_of(records: Sequence[RequestRecord], executed: Executed) -> Sequence[int]:
-    """The rows of each request of a batch, if all succeeded: then the log can count those that are won in the step that
-    settles them. Else nothing.
+    """Return the rows of each request of a batch if all succeeded, else (): with them, the log counts the requests that
+    this settlement wins in the same step.
     """
     answered = sum([len(execution.indices) for execution in executed.executions if execution.first])
     if answered != len(records) or executed.failures or executed.responses:

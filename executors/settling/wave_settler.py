@@ -413,7 +413,7 @@ class WaveSettler:
     ) -> None:
         """Settle answered waves that were not there any more: an owner has burst them after dispatching them.
 
-        What they have of `increments` was not counted, nor were `runs`: who settles the requests counts them.
+        The log has not counted their part of `increments`, nor `runs`: whichever process settles the requests does.
         Requests that have ended by now count as fenced, unless an earlier attempt of ours may have ended them
         (`unsure`).
         """
@@ -434,8 +434,8 @@ class WaveSettler:
     async def _settle_requests(self, one: _Answered, increments: dict[str, int], runs: dict[str, int]) -> int:
         """Settle a wave's unsettled requests, count them and report them to their owner; return how many there were.
 
-        Those that run again meanwhile, as a later attempt, are left to it. Were they reported, their owner would stop
-        that run, and they would stay unsettled. So the report follows the log's answer.
+        Requests that a later attempt runs again are left to that attempt. Their owner would stop it if they were
+        reported, and nothing would settle them. So the report follows the log's answer.
         """
         model, ids = one.header.model, one.wave.ids()
         is_whole = one.ended.succeeded == one.wave.count  # otherwise it is not known which of them failed
